@@ -9,7 +9,7 @@ from tests.data import data_sets
 from tests.data.reader_test import rewrite
 from tests.testing import structured
 from tflearn.core.errors import UserError
-from tflearn.data import columns, statistics
+from tflearn.data import columns, conversion
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.shards import find_shards
 
@@ -112,7 +112,7 @@ def test_one_line_says_what_is_wrong(tmp_path, spoil):
 def test_copies_of_mixed_specs_are_refused(tmp_path):
     mixed_specs(tmp_path)
     with pytest.raises(UserError, match='need|needs'):
-        statistics.copy(Dataset([str(tmp_path / '*')]), tmp_path / 'copy')
+        conversion.copy(Dataset([str(tmp_path / '*')]), tmp_path / 'copy')
 
 
 def test_a_byte_order_in_the_description_is_refused(tmp_path):

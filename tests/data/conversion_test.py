@@ -12,9 +12,11 @@ import tensorflow as tf
 from tests import fakes
 from tests.data import data_sets
 from tests.testing import forged, structured, two_rewards
-from tflearn.data import columns, conversion, writer
+from tflearn.data import arrays, columns, conversion, metadata, writer
+from tflearn.data import reader as reading
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import spaces
+from tflearn.files.run_dir import write_json
 
 DEADLINE_SECS = 120.0
 TASKS = [task for task in structured.TASKS if 'masked' not in task]
@@ -66,6 +68,43 @@ def test_round_trip(tmp_path, task, continuous, other):
         assert [path.name for path in tmp_path.iterdir()] == ['data']
     else:
         assert_round_trip(tmp_path, other)
+
+
+UNKNOWN = 3  # of the episodes, whose rewards are not known
+
+
+def with_unknown(folder):
+    """Writes a data set of a log, with episodes of unknown rewards, a vocabulary and a stated range."""
+    given = {'observation': {'x': np.arange(12.0, dtype=np.float32)}, 'action': np.arange(12) % 3}
+    arrays.from_arrays(folder, **given, reward=np.ones(12))
+    unknown = {name: tf.nest.map_structure(lambda leaf: leaf[:UNKNOWN], value) for name, value in given.items()}
+    specs = columns.read_specs(folder)
+    arrays.from_arrays(folder / 'unknown', **unknown, reward=np.full(UNKNOWN, np.nan), specs=specs)
+    write_json(folder / metadata.VOCABULARIES, {'action': ['a', 'b', 'c']})
+    columns.write_metadata(folder, {metadata.STATED: {'low': 0.0, 'high': 2.0}})
+
+
+def num_unknown(directory):
+    reader = reading.with_unknown(Dataset([str(directory)]))['unknown']
+    assert all(np.isnan(episode['reward'][0]) for episode in reader.episodes())
+    return reader.num_episodes
+
+
+def test_our_own_format_keeps_episodes_with_unknown_rewards(tmp_path):
+    with_unknown(tmp_path / 'data')
+    assert convert(tmp_path / 'data', tmp_path / 'again', 'tflearn') == 12
+    assert num_unknown(tmp_path / 'again') == UNKNOWN
+    assert metadata.vocabularies([tmp_path / 'again']) == {'action': ['a', 'b', 'c']}
+    assert metadata.stated([tmp_path / 'again']) == {'low': 0.0, 'high': 2.0}
+    # What was trained on the one may not be judged by the other.
+    (made_of,) = metadata.lineage([tmp_path / 'again'])[0]['from']
+    assert made_of['digest'] == metadata.lineage([tmp_path / 'data'])[0]['digest']
+
+
+def test_round_trip_of_unknown_rewards(tmp_path, other):
+    with_unknown(tmp_path / 'data')
+    assert_round_trip(tmp_path, other)
+    assert num_unknown(tmp_path / 'back') == UNKNOWN
 
 
 def test_two_programs_do_not_write_the_same_output(tmp_path):

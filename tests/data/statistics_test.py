@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data import data_sets
-from tflearn.data import action_table, columns, statistics, writer
+from tflearn.data import action_table, columns, conversion, statistics, writer
 from tflearn.data.reader import Dataset
 from tflearn.data.shards import find_shards
 
@@ -58,7 +58,7 @@ def test_missing_values_are_counted(tmp_path):
     found.draw(tmp_path / 'drawn.png')
     assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
     with pytest.raises(RuntimeError, match='got observation with numbers that are not finite'):
-        statistics.copy(Dataset([str(tmp_path / 'data')]), tmp_path / 'copy')
+        conversion.copy(Dataset([str(tmp_path / 'data')]), tmp_path / 'copy')
 
 
 def test_copy_joins_and_filters(tmp_path):
@@ -66,13 +66,13 @@ def test_copy_joins_and_filters(tmp_path):
         data_sets.write(tmp_path / name, 60, seed=ord(name))
     dataset = Dataset([str(tmp_path / name) for name in 'ab'], min_return=2.0)
     kept = statistics.Statistics(dataset)
-    assert statistics.copy(dataset, tmp_path / 'c', compress=True) == (len(kept.returns), kept.lengths.sum())
+    assert conversion.copy(dataset, tmp_path / 'c', compress=True) == (len(kept.returns), kept.lengths.sum())
     assert find_shards(tmp_path / 'c')[0].path.suffix == '.gz'
     np.testing.assert_array_equal(statistics.Statistics(Dataset([str(tmp_path / 'c')])).returns, kept.returns)
     with pytest.raises(OSError, match='got the directory .*, which cannot be made'):
-        statistics.copy(Dataset([str(tmp_path / 'a')]), tmp_path / ('a' * 300))
+        conversion.copy(Dataset([str(tmp_path / 'a')]), tmp_path / ('a' * 300))
     with pytest.raises(ValueError, match=r'got the output .*, which exists'):
-        statistics.copy(dataset, tmp_path / 'c')
+        conversion.copy(dataset, tmp_path / 'c')
 
 
 def test_copy_refuses_other_columns(tmp_path):
@@ -80,5 +80,5 @@ def test_copy_refuses_other_columns(tmp_path):
     more = [*columns.read_columns(tmp_path / 'a'), columns.Column('policy_info.value', 'float32', ())]
     writer.EpisodeWriter(tmp_path / 'b', columns.read_specs(tmp_path / 'a'), more).close()
     with pytest.raises(ValueError, match=r'got .*b with policy_info.value: float32\[\], unlike .*; need data'):
-        statistics.copy(Dataset([str(tmp_path / '*')]), tmp_path / 'c')
+        conversion.copy(Dataset([str(tmp_path / '*')]), tmp_path / 'c')
     assert not (tmp_path / 'c').exists()

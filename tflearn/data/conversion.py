@@ -1,18 +1,21 @@
 """Data sets from one format to another: ours, Minari and RLDS."""
 
 import contextlib
+import dataclasses
+import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data import columns, minari_format, rlds_format
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data import columns, metadata, minari_format, rlds_format
+from tflearn.data.reader import UNKNOWN, Dataset, EpisodeReader, with_unknown
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.lock import try_lock
 
@@ -39,11 +42,55 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
     """
     if target not in FORMATS:
         raise UserValueError(f'got the format {target!r}; need one of {", ".join(FORMATS)}')
+    path = pathlib.Path(dataset.paths[0]).expanduser()
+    other = next((each for each in (minari_format, rlds_format) if each.directory_of(path)), None)
+    if not other or (path / columns.DESCRIPTION).exists():
+        if target == TFLEARN:
+            return copy(dataset, output, compress)[0]
+        found = {name: _source(reader) for name, reader in with_unknown(dataset).items()}
+    elif len(dataset.paths) > 1 or dataset.min_return is not None or dataset.max_return is not None:
+        raise UserValueError(f'got {path} of another format with more data or filters; convert it first, then filter')
+    else:
+        from_minari = functools.partial(minari_format.read, spaces=spaces)
+        read: Callable[[pathlib.Path], _Source] = from_minari if other is minari_format else rlds_format.read
+        found = {name: read(path / name) for name in ('', UNKNOWN) if not name or other.directory_of(path / name)}
     with new_directory(output) as begun:
-        num_episodes = _write(begun, target, _open(dataset, spaces), spaces, compress)
-        if not num_episodes:
+        counts = [_write(begun / name, target, source, spaces, compress) for name, source in found.items()]
+        if not counts[0]:
             raise UserValueError(f'got no episodes in {", ".join(dataset.paths)}; need at least one')
-    return num_episodes
+    return counts[0]
+
+
+def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tuple[int, int]:
+    """Copies the episodes that pass the filters of `dataset` to a new data set. Damaged records are left out.
+
+    Args:
+      dataset: the episodes.
+      output: the new directory.
+      compress: compress the files with gzip.
+
+    Returns:
+      The numbers of episodes and of environment steps.
+
+    Raises:
+      ValueError: if the directory exists, or the data sets have different columns.
+    """
+    readers = with_unknown(dataset)
+    reader = readers['']
+    reader.check_equal()
+    facts = {metadata.COPIED: metadata.lineage(reader.directories), 'filter': dataclasses.asdict(dataset)}
+    facts[metadata.STATED] = metadata.stated(reader.directories)
+    specs = columns.read_specs(reader.directories[0])
+    with new_directory(output) as begun:
+        counts = []
+        for name, each in readers.items():
+            writer = EpisodeWriter(begun / name, specs, reader.columns, metadata=facts, compress=compress)
+            with contextlib.closing(writer):
+                for record, episode in each.records():
+                    writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+            counts.append((writer.num_episodes, writer.num_steps))
+        metadata.keep_vocabularies(reader.directories, begun)
+    return counts[0]
 
 
 @contextlib.contextmanager
@@ -77,22 +124,15 @@ def new_directory(output: pathlib.Path) -> Iterator[pathlib.Path]:
 _Source = tuple[EnvironmentSpecs, tuple[columns.Column, ...], dict[str, Any], Iterator[list[np.ndarray]]]
 
 
-def _open(dataset: Dataset, spaces: Any) -> _Source:
-    path = pathlib.Path(dataset.paths[0]).expanduser()
-    others = [each for each in (minari_format, rlds_format) if each.directory_of(path)]
-    if not others or (path / columns.DESCRIPTION).exists():
-        reader = EpisodeReader(dataset)
-        directory = reader.directories[0]
-        metadata = columns.read_metadata(directory)
-        episodes = (list(episode.values()) for episode in reader.episodes())
-        return columns.read_specs(directory), reader.columns, metadata, episodes
-    if len(dataset.paths) > 1 or dataset.min_return is not None or dataset.max_return is not None:
-        raise UserValueError(f'got {path} of another format with more data or filters; convert it first, then filter')
-    return minari_format.read(path, spaces) if others[0] is minari_format else rlds_format.read(path)
+def _source(reader: EpisodeReader) -> _Source:
+    """Returns the source of episodes in our own format."""
+    directory = reader.directories[0]
+    episodes = (list(episode.values()) for episode in reader.episodes())
+    return columns.read_specs(directory), reader.columns, columns.read_metadata(directory), episodes
 
 
 def _write(path: pathlib.Path, target: str, source: _Source, spaces: Any, compress: bool) -> int:
-    (specs, stored, metadata, episodes), num_episodes = source, 0
+    (specs, stored, facts, episodes), num_episodes = source, 0
 
     def counted() -> Iterator[list[np.ndarray]]:
         nonlocal num_episodes
@@ -101,7 +141,7 @@ def _write(path: pathlib.Path, target: str, source: _Source, spaces: Any, compre
             yield leaves
 
     if target == TFLEARN:
-        writer = EpisodeWriter(path, specs, stored, metadata=metadata, compress=compress)
+        writer = EpisodeWriter(path, specs, stored, metadata=facts, compress=compress)
         with contextlib.closing(writer):
             for leaves in counted():
                 writer.write(leaves)
@@ -109,7 +149,7 @@ def _write(path: pathlib.Path, target: str, source: _Source, spaces: Any, compre
     names = [column.name for column in stored]
     named = (dict(zip(names, leaves, strict=True)) for leaves in counted())
     if target == MINARI:
-        minari_format.write(path, specs, stored, named, spaces, metadata)
+        minari_format.write(path, specs, stored, named, spaces, facts)
     else:
-        rlds_format.write(path, specs, stored, named, metadata)
+        rlds_format.write(path, specs, stored, named, facts)
     return num_episodes

@@ -1,7 +1,5 @@
 """Statistics of a data set, as text and as a picture; and copies of the episodes that pass its filters."""
 
-import contextlib
-import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +11,9 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.core.errors import UserValueError
 from tflearn.data import columns, metadata
 from tflearn.data.action_table import ActionTable
-from tflearn.data.conversion import new_directory
 from tflearn.data.metadata import COPIED, RECORDINGS
-from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
-from tflearn.data.writer import EpisodeWriter, Numbers
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.writer import Numbers
 
 
 class Statistics:
@@ -84,37 +81,6 @@ class Statistics:
             drawn.savefig(path)
         except (OSError, ValueError) as error:  # ValueError: the format
             raise UserValueError(f'got the picture {path} ({error}); need the path of a PNG file') from error
-
-
-def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tuple[int, int]:
-    """Copies the episodes that pass the filters of `dataset` to a new data set. Damaged records are left out.
-
-    Args:
-      dataset: the episodes.
-      output: the new directory.
-      compress: compress the files with gzip.
-
-    Returns:
-      The numbers of episodes and of environment steps.
-
-    Raises:
-      ValueError: if the directory exists, or the data sets have different columns.
-    """
-    readers = with_unknown(dataset)
-    reader = readers['']
-    reader.check_equal()
-    facts = {COPIED: metadata.lineage(reader.directories), 'filter': dataclasses.asdict(dataset)}
-    specs = columns.read_specs(reader.directories[0])
-    with new_directory(output) as begun:
-        counts = []
-        for name, each in readers.items():
-            writer = EpisodeWriter(begun / name, specs, reader.columns, metadata=facts, compress=compress)
-            with contextlib.closing(writer):
-                for record, episode in each.records():
-                    writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
-            counts.append((writer.num_episodes, writer.num_steps))
-        metadata.keep_vocabularies(reader.directories, begun)
-    return counts[0]
 
 
 def origin(directory: pathlib.Path) -> list[str]:

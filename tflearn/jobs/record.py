@@ -285,8 +285,8 @@ def describe(paths: Sequence[str], picture: pathlib.Path | None = None, **filter
 
 
 def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **filters: Any) -> str:
-    """Copies episodes to a new data set, see `statistics.copy`; returns a line that says what was copied."""
-    num_episodes, num_steps = statistics.copy(Dataset(paths, **filters), output, compress)
+    """Copies episodes to a new data set, see `conversion.copy`; returns a line that says what was copied."""
+    num_episodes, num_steps = conversion.copy(Dataset(paths, **filters), output, compress)
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
 
 

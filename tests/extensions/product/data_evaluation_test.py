@@ -12,7 +12,7 @@ import tflearn
 from tests.testing import golden_runs
 from tflearn.agents import ppo
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
-from tflearn.data import columns, statistics
+from tflearn.data import columns, conversion
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.extensions.product.data_evaluation import evaluate_on_data
@@ -56,7 +56,7 @@ def test_episodes_with_unknown_rewards_are_named(run_dir, recorded, tmp_path):
     found, _ = evaluate(run_dir, str(tmp_path / 'data'), 'greedy_policy', epsilon=0.4)
     assert found.num_episodes == 60
     assert 'no estimate or interval is about 60 more episodes, whose rewards are unknown' in found.warnings
-    assert statistics.copy(Dataset([str(tmp_path / 'data')]), tmp_path / 'copy')[0] == 60
+    assert conversion.copy(Dataset([str(tmp_path / 'data')]), tmp_path / 'copy')[0] == 60
     assert EpisodeReader(Dataset([str(tmp_path / 'copy' / 'unknown')])).num_episodes == 60
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.testing import forks
 from tflearn.core import extensions
 from tflearn.core.errors import UserError
-from tflearn.data import arrays, columns, metadata, statistics
+from tflearn.data import arrays, columns, conversion, metadata, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product.split import split
 from tflearn.files.run_dir import read_json
@@ -88,6 +88,20 @@ def import_logs(folder, path, output='data', mapped=MAP, **options):
 
 def episodes_of(directory):
     return list(EpisodeReader(Dataset([str(directory)])).episodes())
+
+
+def test_a_probability_of_another_version_than_the_one_that_served_is_a_bad_row(tmp_path):
+    names = ('item', 'x', 'r', 'p', 'served', 'by')
+    rows = [('cup', 1.0, 1, 0.5, 7, '7'), ('pot', 2.0, 0, 0.5, 8, '7'), ('pot', 3.0, 0, 0.5, 8, None)]
+    mapped = "version = 'served'\npropensity_version = 'by'\nreward = 'r'\npropensity = 'p'\n"
+    mapped += "action = {column = 'item', kind = 'category'}\nobservation = {x = 'x'}"
+    path = write(tmp_path, 'jsonl', rows, names)
+    lines, data = import_logs(tmp_path, path, mapped=mapped, max_bad_rows=2)
+    assert 'bad rows: 2' in lines and [each['observation.x'][0] for each in episodes_of(data)] == [1.0]
+    with pytest.raises(UserError, match="got by = '7' in log.jsonl, row 2; need the version that has served"):
+        import_logs(tmp_path, path, output='other', mapped=mapped)
+    with pytest.raises(UserError, match='got propensity_version alone; need version'):
+        import_logs(tmp_path, path, output='other', mapped=mapped.partition('\n')[2])
 
 
 @pytest.mark.parametrize('kind', ['csv', 'parquet', 'jsonl'])
@@ -267,7 +281,7 @@ def test_the_actions_are_shown_with_their_rewards_and_rare_ones_are_named(tmp_pa
 def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
     import_logs(tmp_path, write(tmp_path, 'csv'))
     split(Dataset([str(tmp_path / 'data')]), tmp_path / 'parts', 0.5, by='time')
-    statistics.copy(Dataset([str(tmp_path / 'data'), str(tmp_path / 'parts/train')]), tmp_path / 'copy')
+    conversion.copy(Dataset([str(tmp_path / 'data'), str(tmp_path / 'parts/train')]), tmp_path / 'copy')
     later = [row for row in ROWS if row[4] != 'cup'][:1]
     for earlier in ('data', 'parts/held_out', 'copy'):
         path, output = write(tmp_path, 'csv', later), f'after_{earlier[:4]}'

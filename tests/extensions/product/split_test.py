@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.testing import forks
-from tflearn.data import arrays, metadata, statistics
+from tflearn.data import arrays, conversion, metadata, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product.split import split
 
@@ -63,7 +63,7 @@ def test_the_program_holds_out_whole_sessions_by_a_hash_of_their_names(data, tmp
 
 def test_a_session_stays_on_its_side_when_others_come(data, tmp_path):
     _, held_out = parts(data, tmp_path / 'a', share=0.25)
-    statistics.copy(Dataset([str(data)], max_episodes=100), tmp_path / 'few')
+    conversion.copy(Dataset([str(data)], max_episodes=100), tmp_path / 'few')
     _, of_few = parts(tmp_path / 'few', tmp_path / 'b', share=0.25)
     assert set(episodes(of_few, 'reward')) == {each for each in episodes(held_out, 'reward') if each < 100}
 
@@ -99,7 +99,7 @@ def test_mistakes_are_refused(data, tmp_path, settings, error):
 
 def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     old = tmp_path / 'old'
-    statistics.copy(Dataset([str(data)], max_episodes=250), old)
+    conversion.copy(Dataset([str(data)], max_episodes=250), old)
     earlier = [episodes(part, 'reward') for part in parts(old, tmp_path / 'earlier', share=0.25)]
     train, held_out = parts(data, tmp_path / 'later', share=0.25, earlier=tmp_path / 'earlier')
     held = set(episodes(held_out, 'reward'))
@@ -144,7 +144,7 @@ def test_an_earlier_split_has_the_same_names(data, tmp_path):
 def test_which_data_sets_may_share_episodes(data, tmp_path):
     train, held_out = parts(data, tmp_path / 'a', share=0.25)
     _, other = parts(data, tmp_path / 'b', share=0.5)
-    statistics.copy(Dataset([str(train)]), tmp_path / 'copy')
+    conversion.copy(Dataset([str(train)]), tmp_path / 'copy')
     again, rest = parts(train, tmp_path / 'c', share=0.5)
     lineage = {
         path: metadata.lineage([path]) for path in (data, train, held_out, other, tmp_path / 'copy', again, rest)

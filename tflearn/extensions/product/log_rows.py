@@ -24,7 +24,8 @@ from tflearn.data.action_table import ActionTable
 from tflearn.extensions.product import table_values, tables
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
-_KEYS = ('episode', 'id', 'time', 'cluster')
+_VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
+_KEYS = ('episode', 'id', 'time', 'cluster', *_VERSIONS)
 _OUTCOMES = 'outcomes'
 _RANGE, _RETURNS, _LONGEST = 'reward_range', 'return_range', 'longest'
 ACTION = 'action'
@@ -103,7 +104,7 @@ class ColumnMap:
 
     Attributes:
       features: the observation's, then the action, then those of `_COLUMNS` that are there.
-      keys: the columns of the episode, the row's id, the time and the cluster, by these names; those that are there.
+      keys: the columns of `_KEYS`, by these names; those that are there.
       outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
       stated: what the gate may take for certain: `low` and `high` of the rewards, or of their sums, if `whole`; and
         `longest`, the most steps of an episode; those that are there.
@@ -194,6 +195,10 @@ def _check_tables(given: Mapping[str, Any]) -> None:
     if not isinstance(observation, dict) or not observation or not is_complete:
         raise UserValueError(
             f'got the columns of {", ".join(given)[:100] or "nothing"}; need observation, action and reward'
+        )
+    if _VERSIONS[1] in given and _VERSIONS[0] not in given:
+        raise UserValueError(
+            f'got {_VERSIONS[1]} alone; need {_VERSIONS[0]}, the column of the version that has served'
         )
     for name in _KEYS:
         if not isinstance(given.get(name, ''), str):
@@ -331,6 +336,9 @@ class RowEncoder:
             if column := self._map.keys.get(name):
                 rows[field], missing = table_values.hashes(block.columns[column])
                 one.mark(missing, column, f'the {name}')
+        if column := self._map.keys.get(_VERSIONS[1]):
+            served, of_propensity = (table_values.hashes(block.columns[self._map.keys[name]])[0] for name in _VERSIONS)
+            one.mark(served != of_propensity, column, 'the version that has served, whose probability it is')
         rows['bad'][list(block.bad)] = True
         if reward:  # last of all: a row with nothing but a wrong reward is a decision all the same
             rows['reward'] = self._part(one, reward)
