@@ -230,6 +230,35 @@ def tempered(
     return one_step(np.full(4, 0.25), log, *pair, *clicks(rates), true=incumbent, is_known=stated is None)
 
 
+def items(difference: float, epsilon: float = 0.2, num_new: int = 0) -> Units:
+    """Returns clicks on items, a set of two to four articles that each request brings; an action is a place in it.
+
+    Args:
+      difference: the candidate's value less the incumbent's, which made the log.
+      epsilon: of both, among the items that are there.
+      num_new: sets of four in which the candidate prefers an item that was never shown, and that nobody clicks.
+    """
+    rng = np.random.default_rng(6)
+    sets = [rng.permutation(6)[:size] for size in (2, 3, 4, 4) for _ in range(3)]
+    likes, opinions = rng.uniform(0.15, 0.25, (3, 6)), rng.normal(size=(2, 3, 6))  # of three kinds of readers
+    shape = 3 * len(sets), 4
+    rates, candidate, incumbent = (np.zeros(shape) for _ in range(3))
+    for row, (reader, articles) in enumerate(itertools.product(range(3), sets)):
+        count, is_new = len(articles), row % len(sets) >= len(sets) - num_new
+        known = count - is_new  # the last one is new
+        rates[row, :known] = likes[reader, articles[:known]]
+        best = [int(each[reader, articles[:known]].argmax()) for each in opinions]
+        for policy, place, size in ((candidate, count - 1 if is_new else best[0], count), (incumbent, best[1], known)):
+            policy[row, :size] = epsilon / size
+            policy[row, place] += 1 - epsilon
+    lean = (candidate - incumbent) * (incumbent > 0)
+    contexts = np.full(len(rates), 1 / len(rates))
+    gained, slope = (float(contexts @ (each * (candidate - incumbent)).sum(axis=1)) for each in (rates, lean))
+    rates += (difference - gained) / slope * lean
+    assert rates.min() >= 0 and rates.max() <= 1
+    return one_step(contexts, incumbent, candidate, incumbent, *clicks(rates))
+
+
 def users(difference: float, visits: int = 8) -> Units:
     """Returns clusters: users who come once, and regulars with many visits, who like the candidate."""
     rate, epsilon, regulars = 0.2, 0.2, 0.2
@@ -328,8 +357,8 @@ def _rounds(sign: int) -> World:
     return World(phases, margin, lambda number: number // 4_000 % 4)
 
 
-def _simple(make: Callable[..., Units], margin: float, *options: Any) -> Callable[[int], World]:
-    return lambda sign: World([make(*options, sign * margin)], margin)
+def _simple(make: Callable[..., Units], margin: float, *options: Any, **more: Any) -> Callable[[int], World]:
+    return lambda sign: World([make(*options, sign * margin, **more)], margin)
 
 
 def _misstated(stated: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], World]:
@@ -413,6 +442,8 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'probabilities too small, clipped at 20%': _misstated(lambda p: np.minimum(p, 0.2)),
     'bad outcomes 0.2%': _bad_outcomes(0.002),
     'bad outcomes 10%': _bad_outcomes(0.1),
+    'items that vary': _simple(items, SHARE * 0.2),
+    'items that vary, new ones 8%, bad': _simple(items, SHARE * 0.2, num_new=1),
 }
 ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name]
 
