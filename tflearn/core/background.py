@@ -6,6 +6,7 @@ exception can be raised there. So a `Watchdog` prints the stacks of all threads 
 starts all workers again.
 """
 
+import concurrent.futures
 import contextlib
 import faulthandler
 import os
@@ -13,14 +14,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import logging
 
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserTimeoutError
 from tflearn.core.settings import PositiveFloat, checked
 
+_MAX_THREADS = 1_000  # no work waits for a thread
 _deaths: list[Callable[[str, BaseException], None]] = []  # what is called when a thread dies
+
+Result = TypeVar('Result')
+
+# TensorFlow's oneDNN searches all kernels for each operation that a thread has not met, so threads are used again.
+_threads: concurrent.futures.ThreadPoolExecutor
+
+
+def _make_threads() -> None:
+    global _threads
+    _threads = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, 'background')
+
+
+_make_threads()
+os.register_at_fork(after_in_child=_make_threads)  # a fork has no threads of its parent's
+
+
+def on_other_thread(work: Callable[[], Result]) -> Result:
+    """Returns what `work` returns on another thread, which is tracing no function."""
+    return _threads.submit(work).result()
 
 
 class Thread(threading.Thread):
@@ -38,9 +59,13 @@ class Thread(threading.Thread):
         try:
             super().run()
         except BaseException as error:  # also MemoryError and SystemExit
-            for call in list(_deaths):
-                call(self.name, error)
+            _report_death(self.name, error)
             raise
+
+
+def _report_death(name: str, error: BaseException) -> None:
+    for call in list(_deaths):
+        call(name, error)
 
 
 @contextlib.contextmanager
@@ -67,10 +92,10 @@ def ending_with_threads(stop: threading.Event) -> Iterator[None]:
 
 
 class Background:
-    """Runs the newest submitted work on a thread that exists only while there is work.
+    """Runs the newest submitted work on another thread, which others use when there is no more.
 
-    A normal exit of Python waits for the thread, unless it is a daemon; `os._exit`, with which the jobs' programs end,
-    does not: call `join` first. Only one thread may submit work.
+    A normal exit of Python waits for the work, unless it is a daemon's, which has a thread of its own; `os._exit`, with
+    which the jobs' programs end, does not: call `join` first. Only one thread may submit work.
     """
 
     def __init__(self, name: str, daemon: bool = False):
@@ -78,7 +103,8 @@ class Background:
         self._lock = threading.Lock()
         self._next: Callable[[], object] | None = None
         self._working = False
-        self._thread: Thread | None = None
+        self._done = threading.Event()
+        self._done.set()
         self._error: Exception | None = None
 
     @property
@@ -92,21 +118,21 @@ class Background:
             if self._working:
                 self._next = work
                 return
-            self._thread = Thread(target=self._run, args=(work,), name=self._name, daemon=self._daemon)
-            self._thread.start()
+            if self._daemon:
+                Thread(target=self._run, args=(work,), name=self._name).start()
+            else:
+                _threads.submit(self._run, work)
             self._working = True
+            self._done.clear()
 
     def join(self, timeout_secs: float) -> None:
-        """Waits until all work is done and the thread has ended, whether or not the work failed.
+        """Waits until all work is done, whether or not it failed.
 
         Raises:
           TimeoutError: if that takes longer than `timeout_secs`.
         """
-        if self._thread is None:
-            return
-        self._thread.join(timeout_secs)
-        if self._thread.is_alive():
-            raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the thread {self._name}')
+        if not self._done.wait(timeout_secs):
+            raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the work {self._name}')
 
     def raise_failure(self, but: tuple[type[Exception], ...] = ()) -> None:
         """Raises the newest work's error, once; errors of the classes in `but` are left for a later call."""
@@ -123,9 +149,17 @@ class Background:
             except Exception as error:  # `raise_failure` raises it; a caller that never asks goes on
                 logging.warning('%s', error)
                 self._error = error
+            except BaseException as error:  # such as SystemExit, which ends the job
+                logging.error('%s died: %r', self._name, error)
+                _report_death(self._name, error)
+                with self._lock:
+                    self._done.set()
+                return
             with self._lock:
                 work, self._next = self._next, None
                 self._working = work is not None
+                if not self._working:
+                    self._done.set()
 
 
 def end_process(message: str) -> None:

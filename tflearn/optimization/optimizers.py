@@ -4,14 +4,13 @@ TF-Agents clips the gradients of each replica and variable before they are summe
 the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
-import concurrent.futures
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import histograms, moments
+from tflearn.core import background, histograms, moments
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.core.types import check_keras
@@ -160,8 +159,7 @@ class Optimizer(tf.Module):
             with strategy.scope():
                 self.keras.build(variables)
 
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            thread.submit(build).result()
+        background.on_other_thread(build)
         self._has_slots = True
 
     def _apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
