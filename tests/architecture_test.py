@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from tests.architecture import budget, build_files, command_names, layers, source_tree
-from tests.testing import lanes
+from tests.testing import changed_tests, lanes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = source_tree.read(ROOT)
@@ -201,7 +201,7 @@ def test_texts_name_commands_that_are_there():
 
 def test_build_files_are_what_the_imports_say():
     difference = []
-    for path, text in build_files.expected(ROOT).items():
+    for path, text in build_files.expected(ROOT, FILES).items():
         found = (ROOT / path).read_text(encoding='utf-8') if (ROOT / path).exists() else ''
         difference += difflib.unified_diff(
             found.splitlines(), text.splitlines(), f'{path} (got)', f'{path} (need)', lineterm='', n=2
@@ -222,7 +222,7 @@ def test_build_files_follow_the_imports(tmp_path):
             'tests/fakes.py': 'import numpy',
         },
     )
-    texts = build_files.expected(tmp_path)
+    texts = build_files.expected(tmp_path, source_tree.read(tmp_path))
     assert list(texts) == ['tflearn/BUILD', 'BUILD']
     assert "deps = ['//tflearn:agents']" in texts['BUILD']
     assert "name = 'agents',\n    srcs = glob(['agents/*.py']),\n" in texts['tflearn/BUILD']
@@ -231,3 +231,12 @@ def test_build_files_follow_the_imports(tmp_path):
 
 def test_what_the_current_lane_leaves_out_is_there():
     assert [name for name in lanes.CLASSIC_ONLY if not (ROOT / 'tests' / name).exists()] == []
+
+
+def test_a_change_affects_the_files_of_tests_that_import_it():
+    """tests/changed_tests_test.py has other files; this file has parsed those of the checkout."""
+    public = changed_tests.public_names()
+    assert public['tflearn.train'] == 'tflearn.api.training'
+    names = changed_tests.affected(FILES, {'tflearn/networks/critics.py'}, public)
+    assert {'tests/networks/critics_test.py', 'tests/agents/sac_test.py'} <= {*names}
+    assert 'tests/net/grpc_server_test.py' not in names

@@ -4,7 +4,6 @@ import subprocess
 
 import pytest
 
-from tests.architecture import source_tree
 from tests.architecture.source_tree import SourceFile
 from tests.testing import changed_tests
 
@@ -50,14 +49,6 @@ def test_files_that_a_change_may_affect(change, expected):
     files = [SourceFile(path, text) for path, text in FILES.items()]
     public = {'tflearn.train': 'tflearn.api.training'}
     assert sorted(changed_tests.affected(files, {change}, public)) == expected
-
-
-def test_of_this_checkout():
-    files, public = source_tree.read(changed_tests.ROOT), changed_tests.public_names()
-    assert public['tflearn.train'] == 'tflearn.api.training'
-    names = changed_tests.affected(files, {'tflearn/networks/critics.py'}, public)
-    assert {'tests/networks/critics_test.py', 'tests/agents/sac_test.py'} <= {*names}
-    assert 'tests/net/grpc_server_test.py' not in names
 
 
 def test_changes_are_those_since_the_branch_began(tmp_path):

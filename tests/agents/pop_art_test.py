@@ -164,7 +164,7 @@ def test_value_clipping_begins_with_the_second_iteration():
         assert (float(tape.gradient(loss, bias)[0]) == 0) == (iteration == 1)
 
 
-@pytest.mark.parametrize('name', ['ppo', 'impala'])
+@pytest.mark.parametrize('name', ['ppo', pytest.param('impala', marks=pytest.mark.slow)])
 def test_large_returns_are_learned(name):
     """The same values without it are far from the targets after as many steps."""
     errors = []

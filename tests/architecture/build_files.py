@@ -58,10 +58,10 @@ def _list(items: Sequence[str]) -> str:
     return '\n'.join(['[', *(f"        '{item}'," for item in items), '    ]'])
 
 
-def expected(root: pathlib.Path) -> dict[str, str]:
-    """Returns what the BUILD files of the checkout at `root` have to hold, by their paths."""
+def expected(root: pathlib.Path, files: Iterable[SourceFile]) -> dict[str, str]:
+    """Returns what the BUILD files of the checkout at `root`, with these Python files, have to hold, by their paths."""
     rules = collections.defaultdict(list)
-    for target in _targets(root):
+    for target in _targets(root, files):
         rules[target.package].append((target.name, target.text()))
     return {
         str(pathlib.PurePosixPath(package, 'BUILD')): '\n'.join(
@@ -71,11 +71,11 @@ def expected(root: pathlib.Path) -> dict[str, str]:
     }
 
 
-def _targets(root: pathlib.Path) -> Iterable[Target]:
+def _targets(root: pathlib.Path, files: Iterable[SourceFile]) -> Iterable[Target]:
     """Returns all targets with their deps."""
     targets: dict[str, Target] = {}
     homes: dict[str, Target] = {}
-    files = [file for file in source_tree.read(root) if file.parts[0] in HEADERS]
+    files = [file for file in files if file.parts[0] in HEADERS]
     for file in files:
         target = _target_of(file)
         homes['.'.join(file.parts)] = targets.setdefault(target.label, target)
@@ -123,7 +123,7 @@ def _label_of(name: str, homes: dict[str, Target]) -> str | None:
 def main() -> None:
     """Writes the BUILD files of this checkout."""
     root = pathlib.Path(__file__).resolve().parents[2]
-    for path, text in expected(root).items():
+    for path, text in expected(root, source_tree.read(root)).items():
         (root / path).write_text(text, encoding='utf-8')
 
 

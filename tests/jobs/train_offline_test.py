@@ -46,7 +46,11 @@ def sequences(replay):
 @pytest.mark.parametrize('storage', ['memory', 'stream'])
 @pytest.mark.parametrize(
     'slicing',
-    [Slicing(), Slicing(sequence_length=3), Slicing(sequence_length=4, stride=3, pad_episodes=True)],
+    [
+        Slicing(),
+        pytest.param(Slicing(sequence_length=3), marks=pytest.mark.slow),
+        Slicing(sequence_length=4, stride=3, pad_episodes=True),
+    ],
     ids=lambda slicing: f'{slicing.sequence_length}-{slicing.stride}',
 )
 def test_files_give_the_sequences_of_the_environment(tmp_path, slicing, storage):

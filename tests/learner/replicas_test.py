@@ -263,7 +263,7 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # The others' losses and updates are mostly those of one of these.
-NAMES = [*names('dqn', 'sac', 'ppo', 'linear_bandit'), 'synchronized bc', pytest.param('nested ppo', marks=SLOW)]
+NAMES = [*names('sac', 'ppo', 'linear_bandit'), 'synchronized bc', pytest.param('nested ppo', marks=SLOW)]
 
 
 @pytest.fixture(scope='module')

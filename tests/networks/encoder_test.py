@@ -358,7 +358,9 @@ def test_an_exported_collect_policy_keeps_the_noise_of_an_episode(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('distribution', 'dueling'), [(None, False), (distributional.Categorical(5, -1.0, 1.0), True)], ids=['dqn', 'c51']
+    ('distribution', 'dueling'),
+    [pytest.param(None, False, marks=pytest.mark.slow), (distributional.Categorical(5, -1.0, 1.0), True)],
+    ids=['dqn', 'c51'],
 )
 def test_the_collect_policy_and_the_loss_draw_noise_and_the_greedy_policy_does_not(distribution, dueling):
     changes = {'distribution': distribution, 'dueling': dueling} | SMALL

@@ -249,7 +249,7 @@ def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
     assert operations[True].count('L2Loss') > 2 * 2
 
 
-@pytest.mark.parametrize('name', ['dqn', 'bc'])
+@pytest.mark.parametrize('name', ['dqn', pytest.param('bc', marks=pytest.mark.slow)])
 def test_one_replica_estimates_the_noise_scale_by_half_of_its_batch(tmp_path, name):
     """A batch whose halves are equal has no noise; another one has."""
     agent = ALGORITHMS[name].make()

@@ -198,7 +198,11 @@ MAKE = {
 }
 
 
-@pytest.fixture(scope='module', params=lanes.sample(MAKE, 'r2d2', 'gtrxl'))
+# tests/policies/exporter_test.py has LSTMs.
+KINDS = [*(pytest.param(name, marks=pytest.mark.slow) for name in ('ppo', 'r2d2')), 'gru', 'gtrxl']
+
+
+@pytest.fixture(scope='module', params=lanes.sample(KINDS, 'gtrxl'))
 def exported(request, tmp_path_factory):
     """The live policy with large weights, so that its state has an effect, and a loaded version of it."""
     environment = small_tasks.make_signal(1, 0)
