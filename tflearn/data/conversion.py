@@ -51,8 +51,9 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
     elif len(dataset.paths) > 1 or dataset.min_return is not None or dataset.max_return is not None:
         raise UserValueError(f'got {path} of another format with more data or filters; convert it first, then filter')
     else:
-        from_minari = functools.partial(minari_format.read, spaces=spaces)
-        read: Callable[[pathlib.Path], _Source] = from_minari if other is minari_format else rlds_format.read
+        read: Callable[[pathlib.Path], _Source] = rlds_format.read
+        if other is minari_format:
+            read = functools.partial(minari_format.read, spaces=spaces)
         found = {name: read(path / name) for name in ('', UNKNOWN) if not name or other.directory_of(path / name)}
     with new_directory(output) as begun:
         counts = [_write(begun / name, target, source, spaces, compress) for name, source in found.items()]
