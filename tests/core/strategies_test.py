@@ -85,7 +85,6 @@ def test_layout_of_one_process(name):
     replicas = strategy.num_replicas_in_sync
     assert layout == strategies.ReplicaLayout(replicas, 1, 0, 1, True)
     assert layout.replicas_per_pipeline == replicas
-    assert strategies.is_chief(strategy)
 
 
 def test_layout_describes_both_batch_sizes():

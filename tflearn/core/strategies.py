@@ -154,11 +154,6 @@ def layout(strategy: tf.distribute.Strategy) -> ReplicaLayout:
     return ReplicaLayout(replicas, workers, worker, workers, worker == 0)
 
 
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether this process writes checkpoints, summaries and policies for all workers."""
-    return layout(strategy).is_chief
-
-
 def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
     gpus = tf.config.list_logical_devices('GPU')
     devices = [device.name for device in gpus or tf.config.list_logical_devices('CPU')]

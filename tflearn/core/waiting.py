@@ -85,10 +85,6 @@ class Jitter:
         """`identity` is what differs between the processes, such as a job's name."""
         self._random = random.Random(identity)
 
-    def first(self, secs: float) -> float:
-        """Returns the pause before the first of questions `secs` apart: uniform in [0, secs)."""
-        return secs * self._random.uniform(0.0, 1.0)
-
     def next(self, secs: float) -> float:
         """Returns the pause before the next question: uniform in [secs / 2, 3 * secs / 2), on average `secs`.
 
