@@ -259,6 +259,11 @@ def _check_iteration(agent: Any, kind: str) -> None:
         )
 
 
+def innermost(agent: Any) -> Any:
+    """Returns the agent that trains, which others wrap."""
+    return innermost(vars(agent)['_agent']) if isinstance(agent, WrappedAgent) else agent
+
+
 class WrappedAgent(tf.Module):
     """An `Agent` that trains another one. Checkpoints hold that one as `_agent`.
 

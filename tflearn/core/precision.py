@@ -48,9 +48,7 @@ def check_agent(agent: Any, precision: str) -> None:
                 f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
                 f"dtype='mixed_{variable.dtype.name}', not '{variable.dtype.name}'"
             )
-    trained = agent
-    while isinstance(trained, agent_data.WrappedAgent):
-        trained = trained._agent
+    trained = agent_data.innermost(agent)
     if precision == 'float16' and not agent_data.is_packaged(trained):
         raise UserValueError(
             f"got precision='float16' for a {type(trained).__name__}; need an agent of tflearn.agents, whose "

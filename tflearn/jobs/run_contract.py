@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from tflearn.coordinator import published_weights
-from tflearn.core.agent_data import WrappedAgent
+from tflearn.core.agent_data import WrappedAgent, innermost
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
 from tflearn.policies.variables import published_variables
@@ -33,11 +33,9 @@ def agreed_settings(agent: Agent, experience: Experience) -> dict[str, str]:
         for field in dataclasses.fields(value)
     }
     settings['Experience.replay'] = type(experience.replay).__name__
-    inner: Any = agent
+    inner = innermost(agent)
     if isinstance(agent, WrappedAgent) and agent.description:
         settings['transforms'] = agent.description
-    while isinstance(inner, WrappedAgent):
-        inner = vars(inner)['_agent']
     holders = [inner, *(value for value in vars(inner).values() if dataclasses.is_dataclass(value))]
     for name in _AGREED:
         values = [getattr(holder, key) for holder in holders for key in (name, f'_{name}') if hasattr(holder, key)]

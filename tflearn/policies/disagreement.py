@@ -7,7 +7,7 @@ from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.agent_data import WrappedAgent
+from tflearn.core.agent_data import innermost
 from tflearn.core.errors import UserValueError
 
 _NAME = 'disagreement'
@@ -40,9 +40,7 @@ def added(agent: Any, policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
     Raises:
       ValueError: if the agent has no critics of this package's, or memory.
     """
-    inner = agent
-    while isinstance(inner, WrappedAgent):
-        inner = vars(inner)['_agent']
+    inner = innermost(agent)
     if not hasattr(inner, 'disagreement') or tf.nest.flatten(inner.policy.policy_state_spec):
         raise UserValueError(
             f'got ExportOptions.disagreement=True with a {type(inner).__name__}; need an agent with several critics '
