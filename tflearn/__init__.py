@@ -1,6 +1,7 @@
 """tflearn: a learner system for TensorFlow agents, fed by datasets. Installed by the distribution tflearn-agents.
 
-The public names are those of `__init__.pyi`. They are loaded on first use: `import tflearn` loads no TensorFlow.
+The public names are those of `__init__.pyi`. They are loaded on first use: `import tflearn` loads
+no TensorFlow.
 """
 
 import ast

@@ -26,9 +26,10 @@ _MANY_CALLS = 10_000  # about a second
 def with_policy_state(info: Any, state: Any) -> dict[str, Any]:
     """Returns a policy's info, `()` or a dictionary, with its state added: nests of arrays, or of specs.
 
-    So training can start in the middle of an episode (Kapturowski et al. 2019, "Recurrent Experience Replay in
-    Distributed Reinforcement Learning", ICLR, section 3). It is the state before the row's step. Agents of TF-Agents
-    ignore keys that are not in their own spec of the info.
+    So training can start in the middle of an episode (Kapturowski et al. 2019, "Recurrent
+    Experience Replay in Distributed Reinforcement Learning", ICLR, section 3). It is the state
+    before the row's step. Agents of TF-Agents ignore keys that are not in their own spec of the
+    info.
 
     Raises:
       ValueError: if there is no state, or the info is of another kind.
@@ -53,7 +54,8 @@ def state_before_step(step_type: np.ndarray, state: Any, initial: Any) -> Any:
     Args:
       step_type: int32 [B].
       state: the state that was passed to the policy, a nest of tensors [B, ...].
-      initial: the state at an episode's start, the same nest, which replaces `state` where a step is FIRST.
+      initial: the state at an episode's start, the same nest, which replaces `state` where a step
+        is FIRST.
 
     Returns:
       Nest of arrays [B, ...].
@@ -75,7 +77,8 @@ class CompiledPolicy:
     `TFPolicy.action` resets the policy state where a time step is FIRST.
 
     Attributes:
-      num_calls: how often it has acted, which is all that the state of its random numbers depends on.
+      num_calls: how often it has acted, which is all that the state of its random numbers depends
+        on.
     """
 
     def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
@@ -130,10 +133,12 @@ class CompiledPolicy:
         """Acts on time steps [B].
 
         Args:
-          time_step: numpy arrays [B, ...] of the policy's time step spec. They are not checked here; see `check`.
+          time_step: numpy arrays [B, ...] of the policy's time step spec. They are not checked
+            here; see `check`.
 
         Returns:
-          PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of tensors.
+          PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of
+            tensors.
         """
         self.num_calls += 1
         if self._joined.joins:
@@ -142,8 +147,8 @@ class CompiledPolicy:
             leaf if unread is None else unread
             for leaf, unread in zip(tf.nest.flatten(time_step), self._unread, strict=True)
         ]
-        # The operation behind a function call. Calling `self._program` itself first binds and checks the arguments in
-        # Python: 270 us instead of 40 us for an MLP of 100-50.
+        # The operation behind a function call. Calling `self._program` itself first binds and
+        # checks the arguments in Python: 270 us instead of 40 us for an MLP of 100-50.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*leaves, *tf.nest.flatten(policy_state), *self._captures], Tout=self._output_dtypes, f=self._name
         )
@@ -179,12 +184,15 @@ SECS = ('policy_secs', 'environment_secs', 'writing_secs')  # the parts of an ac
 class Actor(Resumable):
     """Acts in all environments of a batch: one compiled policy call and one environment step at a time.
 
-    If an environment reports that it executed another action than the policy's (`BatchedEnvironment.info`), that action
-    is recorded; the policy info, such as the log-probability, remains that of the policy's action.
+    If an environment reports that it executed another action than the policy's
+    (`BatchedEnvironment.info`), that action is recorded; the policy info, such as the
+    log-probability, remains that of the policy's action.
 
     Attributes:
-      env_steps: the number of environment steps, without boundary rows and steps in which an environment failed.
-      secs: what the parts of `SECS` have taken since the start [s]; writing is what the observers do, and wait for.
+      env_steps: the number of environment steps, without boundary rows and steps in which an
+        environment failed.
+      secs: what the parts of `SECS` have taken since the start [s]; writing is what the observers
+        do, and wait for.
     """
 
     _KEPT = ('env_steps', '_time_step', '_checked_executed_action', '_num_steps')
@@ -201,10 +209,11 @@ class Actor(Resumable):
         Args:
           environment: the environments, which the caller closes.
           policy: the policy, whose variables may change between two steps.
-          observers: functions that are called, in this order, with the Trajectory of each step: numpy arrays [B, ...],
-            which they may keep and must not change. A row whose step type is LAST is the boundary between two episodes:
-            its action had no effect, its reward is 0, its discount 1 and its next step type FIRST. FIRST is also the
-            next step type of a row in which an environment failed; only the observation of such a row is valid.
+          observers: functions that are called, in this order, with the Trajectory of each step:
+            numpy arrays [B, ...], which they may keep and must not change. A row whose step type is
+            LAST is the boundary between two episodes: its action had no effect, its reward is 0,
+            its discount 1 and its next step type FIRST. FIRST is also the next step type of a row
+            in which an environment failed; only the observation of such a row is valid.
           stores_policy_state: whether to add the policy state before each step to the policy info.
         """
         self.env_steps, self.secs, self._lap_at = 0, dict.fromkeys(SECS, 0.0), 0.0
@@ -260,8 +269,8 @@ class Actor(Resumable):
           observers: further observers, of these steps only; they come last.
 
         Raises:
-          ValueError: if the environment's time steps do not have the policy's spec, or an executed action does not have
-            the action's spec, or an environment's mask has no legal action.
+          ValueError: if the environment's time steps do not have the policy's spec, or an executed
+            action does not have the action's spec, or an environment's mask has no legal action.
         """
         if self._time_step is None:
             time_step = self._environment.reset()

@@ -79,8 +79,9 @@ _MAX_DRAINED = 100_000
 class EpisodeMetrics(Resumable):
     """Observer of trajectories [B] that counts steps and episodes.
 
-    Termination and a time limit both end an episode. An episode that a reset cuts off is ignored. One that a failure of
-    its environment interrupts (FIRST after a step that is not LAST) is dropped and counted.
+    Termination and a time limit both end an episode. An episode that a reset cuts off is ignored.
+    One that a failure of its environment interrupts (FIRST after a step that is not LAST) is
+    dropped and counted.
 
     The metrics of an episode of L steps with the rewards r_1 ... r_L are
 
@@ -88,7 +89,8 @@ class EpisodeMetrics(Resumable):
       length             L
       start_return       sum over t of gamma^(t - 1) r_t: the discounted return from the episode's start
       discounted_return  the mean of the discounted returns from each of its steps; compare it with a critic's values.
-                         If a time limit ended the episode, it is below the returns that these values predict.
+                         If a time limit ended the episode, it is below the returns that these
+                         values predict.
       reward             the mean of its rewards
       return_<i>         the sum of the i-th reward, from 0 on, where there are several; the others are of their sum
       info/<key>         the mean, over its steps, of a number in the environment's info
@@ -96,9 +98,10 @@ class EpisodeMetrics(Resumable):
 
     Attributes:
       episodes: the number of finished episodes.
-      env_steps: the number of environment steps, without boundary rows (LAST -> FIRST) and steps that interrupted an
-        episode.
-      ended: the episodes that ended in the newest step, by environment; an observer after this one may add metrics.
+      env_steps: the number of environment steps, without boundary rows (LAST -> FIRST) and steps
+        that interrupted an episode.
+      ended: the episodes that ended in the newest step, by environment; an observer after this one
+        may add metrics.
       interrupted: bool [B], where a failure interrupted an episode in the newest step.
       lengths: int64 [B], the steps of the episodes that run; 1 more where none does.
     """
@@ -128,12 +131,15 @@ class EpisodeMetrics(Resumable):
 
         Args:
           num_environments: B.
-          buffer_size: means are over the newest max(buffer_size, B) episodes, so that all environments contribute.
-          read_info: returns the environments' info of the newest step, see `types.BatchedEnvironment.info`.
+          buffer_size: means are over the newest max(buffer_size, B) episodes, so that all
+            environments contribute.
+          read_info: returns the environments' info of the newest step, see
+            `types.BatchedEnvironment.info`.
         """
         self.episodes = self.dropped_episodes = self.env_steps = 0
-        # Rows: return, start return, sum of the discounted returns from each step. The weights of a reward in them are
-        # 1, gamma^(t - 1), and 1 + gamma + ... + gamma^(t - 1), since it counts for all steps up to its own.
+        # Rows: return, start return, sum of the discounted returns from each step. The weights of a
+        # reward in them are 1, gamma^(t - 1), and 1 + gamma + ... + gamma^(t - 1), since it counts
+        # for all steps up to its own.
         self._sums = np.zeros((3, num_environments))
         self._weights = np.ones((3, num_environments))
         self._factors, self._addends = np.array([[1.0], [gamma], [gamma]]), np.array([[0.0], [0.0], [1.0]])
@@ -152,8 +158,8 @@ class EpisodeMetrics(Resumable):
         """Adds one step of every environment.
 
         Args:
-          trajectory: a tf_agents Trajectory of arrays [B], of which step_type, next_step_type and reward are read
-            (several rewards [B, ...] are summed).
+          trajectory: a tf_agents Trajectory of arrays [B], of which step_type, next_step_type and
+            reward are read (several rewards [B, ...] are summed).
         """
         step_type, next_step_type = trajectory.step_type, trajectory.next_step_type
         first = step_type == _FIRST

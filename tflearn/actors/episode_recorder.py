@@ -60,7 +60,8 @@ class EpisodeRecorder(Resumable):
         """Keeps nothing yet.
 
         Args:
-          metrics: the metrics of the same environments' episodes, which get what `on_episode` returns.
+          metrics: the metrics of the same environments' episodes, which get what `on_episode`
+            returns.
           num_environments: B.
           collector: the collector's name.
           on_episode: called with each episode that ends.

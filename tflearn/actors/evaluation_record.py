@@ -55,11 +55,12 @@ class EvaluationRecord:
     """Reads, repairs and extends the file. It has one writer.
 
     Attributes:
-      evaluations: the evaluations in their order in time; each has train_step, env_steps, mean_return, num_episodes,
-        returns (of each episode), metrics (the means of the other ones, see `EpisodeMetrics`), dropped_episodes
-        (interrupted ones, which do not count), exported_at (of the policy, unix seconds), and incomplete (why it is
-        not of all episodes) if it is. A step may occur again: evaluated twice, or trained again after an older
-        checkpoint was restored.
+      evaluations: the evaluations in their order in time; each has train_step, env_steps,
+        mean_return, num_episodes, returns (of each episode), metrics (the means of the other ones,
+        see `EpisodeMetrics`), dropped_episodes (interrupted ones, which do not count), exported_at
+        (of the policy, unix seconds), and incomplete (why it is not of all episodes) if it is. A
+        step may occur again: evaluated twice, or trained again after an older checkpoint was
+        restored.
     """
 
     def __init__(self, path: pathlib.Path):

@@ -41,7 +41,8 @@ class EpisodeStatistics:
     """The episodes of one evaluation.
 
     Attributes:
-      episodes: the metrics of each episode, see `EpisodeMetrics`; grouped by environment, oldest first.
+      episodes: the metrics of each episode, see `EpisodeMetrics`; grouped by environment, oldest
+        first.
       dropped_episodes: the number of episodes that a failure interrupted; others replaced them.
       incomplete: why these are not all episodes, or not complete ones; '' if they are.
     """
@@ -113,9 +114,10 @@ class Progress:
       episodes: the episodes that have ended.
       num_episodes: those that it is to have.
       steps: the environment steps so far.
-      secs_left: the seconds that it will take, by the lengths of the episodes so far; before the first has ended, those
-        until a limit ends it. None before the first step.
-      waits: whether it waits for episodes, such as those of external simulators, and there are none.
+      secs_left: the seconds that it will take, by the lengths of the episodes so far; before the
+        first has ended, those until a limit ends it. None before the first step.
+      waits: whether it waits for episodes, such as those of external simulators, and there are
+        none.
     """
 
     episodes: int
@@ -144,12 +146,14 @@ def _t_975(dof: int) -> float:
 class Evaluator:
     """Plays complete episodes of a policy in a batch of environments.
 
-    The number of episodes of each environment is fixed: num_episodes // B, and one more in the first num_episodes % B.
-    (To take the first ones that end would favour short episodes.) An episode that a failure interrupts (FIRST after a
-    time step that was not LAST) does not count, and another one is played.
+    The number of episodes of each environment is fixed: num_episodes // B, and one more in the
+    first num_episodes % B. (To take the first ones that end would favour short episodes.) An
+    episode that a failure interrupts (FIRST after a time step that was not LAST) does not count,
+    and another one is played.
 
-    Each evaluation ends. An episode that does not end within `max_steps_per_episode` counts with these steps, and its
-    environment plays no other one. After `max_secs` the complete episodes count; if there is none, those that run do.
+    Each evaluation ends. An episode that does not end within `max_steps_per_episode` counts with
+    these steps, and its environment plays no other one. After `max_secs` the complete episodes
+    count; if there is none, those that run do.
     """
 
     @checked
@@ -166,10 +170,12 @@ class Evaluator:
         """Plays nothing yet.
 
         Args:
-          num_episodes: the number of episodes of an evaluation; best a multiple of the number of environments.
+          num_episodes: the number of episodes of an evaluation; best a multiple of the number of
+            environments.
           max_steps_per_episode: the longest episode.
           max_secs: the longest evaluation [s].
-          report: called with the progress at the beginning, and twice a second unless a step takes longer.
+          report: called with the progress at the beginning, and twice a second unless a step takes
+            longer.
           on_episode: called with each episode that ends.
           clock: returns the time [s].
 

@@ -22,14 +22,15 @@ from tflearn.core.types import EvaluationPolicy
 class EpsilonLadder:
     """A different epsilon for each environment instead of the agent's, so that some explore and some hardly do.
 
-    epsilon_i = base^(1 + i / (N - 1) * alpha), i = 0 ... N - 1 (Horgan et al. 2018, "Distributed Prioritized Experience
-    Replay", arXiv 1803.00933, section 4.1, with environments instead of actors). With N = 1 it is `base`.
+    epsilon_i = base^(1 + i / (N - 1) * alpha), i = 0 ... N - 1 (Horgan et al. 2018, "Distributed
+    Prioritized Experience Replay", arXiv 1803.00933, section 4.1, with environments instead of
+    actors). With N = 1 it is `base`.
 
     Attributes:
       base: the epsilon of the first environment, in (0, 1).
       alpha: how fast epsilon falls; the last environment's is base^(1 + alpha).
-      num_collectors: the number of collectors that share the ladder, all with B environments. Collector k has the
-        epsilons from index k * B, so the last one is the greediest.
+      num_collectors: the number of collectors that share the ladder, all with B environments.
+        Collector k has the epsilons from index k * B, so the last one is the greediest.
     """
 
     base: Annotated[float, Range(above=0, below=1)] = 0.4
@@ -78,11 +79,13 @@ def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy
 def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
     """Returns a policy that draws actions uniformly within their bounds, and whose data have the spec of `policy`'s.
 
-    If `policy` records only the log-probability of its actions, so does this one. It does not change the policy state,
-    so a recurrent policy that continues in the middle of an episode has no memory of the steps before.
+    If `policy` records only the log-probability of its actions, so does this one. It does not
+    change the policy state, so a recurrent policy that continues in the middle of an episode has no
+    memory of the steps before.
 
     Raises:
-      ValueError: if an action has no bounds, or the policy records info that random actions do not have.
+      ValueError: if an action has no bounds, or the policy records info that random actions do not
+        have.
     """
     for spec in tf.nest.flatten(policy.action_spec):
         if not isinstance(spec, tensor_spec.BoundedTensorSpec) or not _bounded(spec):

@@ -26,11 +26,12 @@ def draw(
 ) -> None:
     """Plots mean returns against environment steps, with train steps at the upper edge of a single curve.
 
-    The file is written atomically. A single curve has a band: the middle half of its episodes' returns. Without any
-    evaluation nothing is plotted.
+    The file is written atomically. A single curve has a band: the middle half of its episodes'
+    returns. Without any evaluation nothing is plotted.
 
     Args:
-      curves: label (a run, a seed) -> evaluations: train_step, env_steps (None if unknown), mean_return, returns.
+      curves: label (a run, a seed) -> evaluations: train_step, env_steps (None if unknown),
+        mean_return, returns.
       target_return: a return that is plotted as a horizontal line; None plots none.
     """
     curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
@@ -79,7 +80,8 @@ def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Removes evaluations of steps that were trained again after an older checkpoint was restored.
 
     Returns:
-      Those that no evaluation of the same or an earlier train step follows, in ascending order of train steps.
+      Those that no evaluation of the same or an earlier train step follows, in ascending order of
+      train steps.
     """
     kept: list[Evaluation] = []
     for evaluation in reversed(evaluations):

@@ -29,7 +29,8 @@ class Networks(NamedTuple):
       actor: the policy.
       critics: the trained critics.
       targets: the critics of the targets; None if there are no others.
-      mask: divides observations into the mask of legal actions and the rest; None takes them as they are.
+      mask: divides observations into the mask of legal actions and the rest; None takes them as
+        they are.
     """
 
     actor: network_lib.Network
@@ -46,7 +47,8 @@ def make_networks(problem: Problem, algorithm: str, action_mask: str | None) -> 
     """Makes an actor of one action, discrete or a vector of floats, and two critics of (256, 256) units by default.
 
     Raises:
-      ValueError: if the experience is a queue, or the network has what the algorithm has no use for.
+      ValueError: if the experience is a queue, or the network has what the algorithm has no use
+        for.
     """
     parts.check_experience(problem.experience, algorithm)
     specs, network = problem.specs, problem.network.completed(problem.specs, algorithm, fc_layer_params=(256, 256))
@@ -77,7 +79,8 @@ class ActorCriticAgent(parts.PartsAgent):
           problem: what the agent is made for.
           networks: the networks.
           optimizers: the optimizers of the parts.
-          targets: what follows the trained networks; None is for an algorithm without target networks.
+          targets: what follows the trained networks; None is for an algorithm without target
+            networks.
           loss: the losses' settings.
           collect_policy: the policy that collects; None is the actor's.
         """
@@ -116,7 +119,8 @@ class ActorCriticAgent(parts.PartsAgent):
 
         Args:
           observation: nest of [R, ...].
-          action: an integer, or a vector of floats, [R, ...]; of a distributional critic the mean counts.
+          action: an integer, or a vector of floats, [R, ...]; of a distributional critic the mean
+            counts.
 
         Raises:
           ValueError: if there is one critic.
@@ -163,7 +167,8 @@ class Transitions(NamedTuple):
 def of_n_steps(experience: Any, gamma: float, reward_scale: float) -> Transitions:
     """Returns the n-step transitions of sequences, one of each; fewer steps where an episode ended before.
 
-    With the rewards r and discounts d of the steps 0 ... k - 1, where k is n, or where the episode ended:
+    With the rewards r and discounts d of the steps 0 ... k - 1, where k is n, or where the episode
+    ended:
 
       reward = sum_t gamma^t d_0 ... d_t-1 r_t
       discount = gamma^k d_0 ... d_k-1
@@ -175,7 +180,8 @@ def of_n_steps(experience: Any, gamma: float, reward_scale: float) -> Transition
     """
     if experience.reward.shape[1] == 2:
         return of_steps(experience, gamma, reward_scale)
-    # Rows between two episodes, and those in which an environment failed, have no action; later ones do not follow.
+    # Rows between two episodes, and those in which an environment failed, have no action; later
+    # ones do not follow.
     own = tf.cast(experience.next_step_type[:, :-1] != ts.StepType.FIRST, tf.float32)
     valid = tf.math.cumprod(own, axis=1)
     discounts = tf.where(valid > 0, gamma * experience.discount[:, :-1], 1.0)

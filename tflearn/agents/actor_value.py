@@ -53,11 +53,13 @@ class ActorValueNetwork(network.Network):
           options: the layers.
           action_mask: the path of the observation's part that marks legal actions; None has none.
           name: the network's name.
-          noise: state-dependent noise for exploration, or the initial deviation of float actions; see `heads`.
+          noise: state-dependent noise for exploration, or the initial deviation of float actions;
+            see `heads`.
           normalizes_values: whether the value's last layer learns normalized values; see `pop_art`.
 
         Raises:
-          ValueError: if values are to be normalized, and a network of one's own computes them itself.
+          ValueError: if values are to be normalized, and a network of one's own computes them
+            itself.
         """
         mask, observation_spec = make_mask(specs, action_mask)
         if options.shared:
@@ -180,7 +182,8 @@ class ActorValuePolicy(tf_policy.TFPolicy):
         Args:
           specs: the environment's specs.
           actor_value: the network.
-          normalizer: normalizes observations, and its variables are a part of the policy; None takes them as they are.
+          normalizer: normalizes observations, and its variables are a part of the policy; None
+            takes them as they are.
           records_distribution: whether the policy info has the parameters of the distribution.
           name: the policy's name.
         """
@@ -229,10 +232,12 @@ class ActorValueAgent(parts.PartsAgent):
           optimizers: the optimizers of the parts.
           loss: the losses' settings.
           normalizers: the normalizers of observations and rewards.
-          records_distribution: whether the info of the collect policy has the parameters of the distribution.
+          records_distribution: whether the info of the collect policy has the parameters of the
+            distribution.
           targets: what follows the trained networks.
         """
-        # The names of network and normalizer are those of all such agents, for a warm start (`train.Initial`).
+        # The names of network and normalizer are those of all such agents, for a warm start
+        # (`train.Initial`).
         self._network, self._options = network, loss
         self._observation_normalizer, self._reward_normalizer = normalizers
         policy, collect_policy = (
@@ -262,7 +267,8 @@ class ActorValueAgent(parts.PartsAgent):
     def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:
         means = super()._means(metrics, counts, experience)
         if _TARGET in means:
-            # Less their means before they are squared: float32 would lose a variance that is small beside the mean.
+            # Less their means before they are squared: float32 would lose a variance that is small
+            # beside the mean.
             shifts = tf.stack([metrics[_TARGET] - means[_TARGET], metrics[_ERROR] - means.pop(_ERROR)])
             rows = tf.stack([*tf.unstack(tf.square(tf.stop_gradient(shifts))), tf.ones_like(counts)])
             sums = tf.reduce_sum(tf.where(counts > 0, counts * rows, 0.0), axis=list(range(1, rows.shape.rank)))

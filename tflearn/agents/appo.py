@@ -1,9 +1,10 @@
 """APPO: asynchronous proximal policy optimization, IMPALA with PPO's clipped objective and a target network.
 
-Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target Networks" (arXiv
-1912.00167); the adaptive KL penalty is that of Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv
-1707.06347), section 4. With the behaviour policy mu, the trained policy pi, the target policy pi', which is updated
-from pi at an interval of train steps, and V-trace's advantages A of pi':
+Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target
+Networks" (arXiv 1912.00167); the adaptive KL penalty is that of Schulman et al. 2017, "Proximal
+Policy Optimization Algorithms" (arXiv 1707.06347), section 4. With the behaviour policy mu, the
+trained policy pi, the target policy pi', which is updated from pi at an interval of train steps,
+and V-trace's advantages A of pi':
 
   ratio = min(mu / pi', ratio_bar) pi / mu
   policy loss = - min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A) + kl_coefficient KL(pi', pi)
@@ -54,8 +55,9 @@ class SurrogateOptions:
       target_update_interval: train steps between two updates of the target network.
       target_update_tau: the weight of the trained network in an update; 1 copies it.
       kl_coefficient: the initial coefficient of KL(pi', pi); 0 has no penalty.
-      kl_target: the divergence [nats] to which the coefficient adapts. An update of the target network multiplies it by
-        1.5 if the divergence is more than twice the target, by 0.5 if it is less than half; None keeps it constant.
+      kl_target: the divergence [nats] to which the coefficient adapts. An update of the target
+        network multiplies it by 1.5 if the divergence is more than twice the target, by 0.5 if it
+        is less than half; None keeps it constant.
     """
 
     clip_epsilon: PositiveFloat = 0.4
@@ -112,7 +114,8 @@ def make_agent(
 class AppoAgent(impala.ImpalaAgent):
     """See the module. Metrics besides IMPALA's: `kl_to_target` [nats], `surrogate_clipped_share`, `kl_coefficient`.
 
-    Here `mean_rho`, `clipped_share` and `mean_abs_log_rho` are of the target policy's ratios, pi' / mu.
+    Here `mean_rho`, `clipped_share` and `mean_abs_log_rho` are of the target policy's ratios, pi' /
+    mu.
     """
 
     def __init__(

@@ -1,15 +1,16 @@
 """AWAC: an actor that clones recorded actions by the critics' advantages, from data and then online.
 
-Nair et al. 2020, "AWAC: Accelerating Online Reinforcement Learning with Offline Datasets" (arXiv 2006.09359, algorithm
-1). With two critics Q_i and their slow targets Q'_i, sums and means over the steps of a batch:
+Nair et al. 2020, "AWAC: Accelerating Online Reinforcement Learning with Offline Datasets" (arXiv
+2006.09359, algorithm 1). With two critics Q_i and their slow targets Q'_i, sums and means over the
+steps of a batch:
 
   critic loss = mean of sum_i (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2,   a' drawn from pi(. | s')
   advantage   = min_i Q_i(s, a) - min_i Q_i(s, b),                            b drawn from pi(. | s)
   actor loss  = -sum of w log pi(a | s),   w = softmax of advantage / temperature over the batch        (equation 13)
 
-As in the authors' program the weights of a batch sum to 1, and the policy's normal distribution has a mean within the
-bounds and a deviation that does not depend on the observation. For discrete actions means over pi take the place of
-what is drawn.
+As in the authors' program the weights of a batch sum to 1, and the policy's normal distribution has
+a mean within the bounds and a deviation that does not depend on the observation. For discrete
+actions means over pi take the place of what is drawn.
 """
 
 from typing import Any
@@ -46,8 +47,10 @@ class AWACLoss:
 
     Attributes:
       gamma: the discount per environment step, in [0, 1].
-      temperature: lambda, in the unit of returns: the smaller, the more the best actions of a batch count.
-      num_action_samples: actions drawn for the value of an observation, whose mean it is. For continuous actions.
+      temperature: lambda, in the unit of returns: the smaller, the more the best actions of a batch
+        count.
+      num_action_samples: actions drawn for the value of an observation, whose mean it is. For
+        continuous actions.
       reward_scale: the factor of the rewards.
     """
 
@@ -72,7 +75,8 @@ def make_agent(
     """Makes an agent for one vector of continuous actions or one discrete action.
 
     Args:
-      experience: the experience, of uniform or prioritized order. All rows of a sequence but the last are trained.
+      experience: the experience, of uniform or prioritized order. All rows of a sequence but the
+        last are trained.
       network: the layers of actor and critics; (256, 256) units each; without memory.
       optimizer: the optimizers of `critic` and `actor`; 3e-4, not clipped.
 
@@ -88,8 +92,9 @@ def make_agent(
 class AWACAgent(actor_critic.ActorCriticAgent):
     """See the module.
 
-    The extra metrics are means over the valid steps of the global batch: `critic_loss`; `value` and `advantage`, in the
-    unit of returns; and `log_likelihood` of the recorded actions. `actor_loss` is the sum of the weighted ones.
+    The extra metrics are means over the valid steps of the global batch: `critic_loss`; `value` and
+    `advantage`, in the unit of returns; and `log_likelihood` of the recorded actions. `actor_loss`
+    is the sum of the weighted ones.
     """
 
     _clips = False  # normal distributions draw actions beyond their bounds, whose densities are learned

@@ -1,16 +1,18 @@
 """Behavioural cloning: a policy that is likely to take the recorded actions, learned from data without an environment.
 
-Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous Navigation" (Neural Computation 3).
-With a weight w of each recorded step (1 by default), over the steps of a batch:
+Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous Navigation" (Neural
+Computation 3). With a weight w of each recorded step (1 by default), over the steps of a batch:
 
   loss = sum_t w_t (-log pi(a_t | s_t)) / sum_t w_t - entropy_coefficient * entropy        kind 'log_likelihood'
   loss = sum_t w_t |a_t - mode of pi(. | s_t)|^2 / sum_t w_t - ...                         kind 'mse'
 
-Weights exp(R / temperature) of an episode's return R are those of reward-weighted regression (Peters and Schaal 2007,
-"Reinforcement Learning by Reward-Weighted Regression for Operational Space Control", ICML).
+Weights exp(R / temperature) of an episode's return R are those of reward-weighted regression
+(Peters and Schaal 2007, "Reinforcement Learning by Reward-Weighted Regression for Operational Space
+Control", ICML).
 
-The networks are those of PPO (`actor_value.py`), with equal names: a PPO run can begin with what a run of this agent
-has learned (`train.Initial`). Only the policy's part is trained; the value's stays as it was made.
+The networks are those of PPO (`actor_value.py`), with equal names: a PPO run can begin with what a
+run of this agent has learned (`train.Initial`). Only the policy's part is trained; the value's
+stays as it was made.
 """
 
 from typing import Any, Literal
@@ -32,7 +34,8 @@ from tflearn.optimization import offline_loss
 
 EXPERIENCE = Experience(replay=Uniform(), batch=BatchItems(256))
 
-# Weights that are no column of the files; the reader computes them from an episode's rewards (`data/derived.py`).
+# Weights that are no column of the files; the reader computes them from an episode's rewards
+# (`data/derived.py`).
 EPISODE_WEIGHTS = ('episode_return', 'return_to_go')
 
 Kind = Literal['log_likelihood', 'mse']
@@ -43,15 +46,16 @@ class BCLoss:
     """The loss; see the module.
 
     Attributes:
-      kind: 'log_likelihood', or 'mse', the squared error of the distribution's mode, for actions of floats; the
-        deviation of the normal distribution then stays as it was made. On actions without noise, the likelihood makes
-        it smaller and smaller, so that a later PPO run would hardly explore.
+      kind: 'log_likelihood', or 'mse', the squared error of the distribution's mode, for actions of
+        floats; the deviation of the normal distribution then stays as it was made. On actions
+        without noise, the likelihood makes it smaller and smaller, so that a later PPO run would
+        hardly explore.
       entropy_coefficient: the coefficient of the policy's entropy.
-      weight: what a recorded step counts: 'episode_return', the sum of its episode's rewards; 'return_to_go', the sum
-        of the rewards from this step on; or the path of a column with one number for each step, such as 'reward' or
-        'observation.quality'. None counts all alike.
-      weight_temperature: the weight is exp(number / temperature), in the unit of the number; None takes the number
-        itself, and 0 in place of negative ones.
+      weight: what a recorded step counts: 'episode_return', the sum of its episode's rewards;
+        'return_to_go', the sum of the rewards from this step on; or the path of a column with one
+        number for each step, such as 'reward' or 'observation.quality'. None counts all alike.
+      weight_temperature: the weight is exp(number / temperature), in the unit of the number; None
+        takes the number itself, and 0 in place of negative ones.
     """
 
     kind: Kind = 'log_likelihood'
@@ -82,20 +86,23 @@ def make_agent(
     """Makes an agent that imitates recorded actions: discrete, several discrete, continuous, or a nest of them.
 
     Args:
-      experience: the experience, of uniform order. Of a sequence, all rows but the last are imitated. With memory,
-        sequences are longer than 2, and each starts with a state of zeros.
-      network: the layers of the policy, and of a value that a later PPO run may train; equal ones let it begin with
-        these weights. They are PPO's: (64, 64) units, with tanh.
+      experience: the experience, of uniform order. Of a sequence, all rows but the last are
+        imitated. With memory, sequences are longer than 2, and each starts with a state of zeros.
+      network: the layers of the policy, and of a value that a later PPO run may train; equal ones
+        let it begin with these weights. They are PPO's: (64, 64) units, with tanh.
       optimizer: the optimizer, of the part `bc`; 1e-3, not clipped.
       loss: the loss's kind and weights.
-      normalize_observations: whether to normalize observations by their mean and variance, as PPO does.
-      normalizer_steps: train steps whose batches count for these; after them mean and variance are constant.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        Recorded actions that it forbids are not imitated. None has none.
+      normalize_observations: whether to normalize observations by their mean and variance, as PPO
+        does.
+      normalizer_steps: train steps whose batches count for these; after them mean and variance are
+        constant.
+      action_mask: the path of the observation's part that marks legal actions, such as
+        'action_mask'; see `ActionMask`. Recorded actions that it forbids are not imitated. None has
+        none.
 
     Raises:
-      ValueError: if the experience has another order or stores the policy's state, the action is not supported, or the
-        weight is no column of numbers.
+      ValueError: if the experience has another order or stores the policy's state, the action is
+        not supported, or the weight is no column of numbers.
     """
     network = complete(problem, 'behavioural cloning')
     _check(problem.specs, problem.experience, loss)
@@ -141,10 +148,11 @@ def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> Non
 class BCAgent(ActorValueAgent):
     """See the module.
 
-    The extra metrics of the loss are means over the valid steps of the global batch, without weights:
-    `log_likelihood`, `entropy` [nats]; `accuracy`, the share of steps at which the policy's most likely choice is the
-    recorded one, for discrete actions; `squared_error` of the mode, a sum over the action's numbers, for continuous
-    ones; `illegal_share`, the share of recorded actions that the mask forbids.
+    The extra metrics of the loss are means over the valid steps of the global batch, without
+    weights: `log_likelihood`, `entropy` [nats]; `accuracy`, the share of steps at which the
+    policy's most likely choice is the recorded one, for discrete actions; `squared_error` of the
+    mode, a sum over the action's numbers, for continuous ones; `illegal_share`, the share of
+    recorded actions that the mask forbids.
     """
 
     def __init__(self, *args: Any):

@@ -1,18 +1,21 @@
 """CrossQ: soft actor-critic of high sample efficiency, by batch normalization in wide critics, without target networks.
 
-Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for Greater Sample Efficiency and
-Simplicity" (arXiv 1902.05605). With the agent of `sac`, critics Q_i pass the actions that were taken, and those that
-the policy draws at the next observations, through their layers as one batch, so that both have its statistics:
+Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for Greater Sample
+Efficiency and Simplicity" (arXiv 1902.05605). With the agent of `sac`, critics Q_i pass the actions
+that were taken, and those that the policy draws at the next observations, through their layers as
+one batch, so that both have its statistics:
 
   [Q_i(s, a), Q_i(s', a')] = Q_i([s, s'], [a, a'])              a' drawn from pi(. | s')
   y = r + gamma (min_i Q_i(s', a') - alpha log pi(a' | s'))     without a gradient
   critic loss = sum_i (y - Q_i(s, a))^2
   actor loss = alpha log pi(a | s) - min_i Q_i(s, a)            each `policy_delay` train steps, as is the temperature
 
-The actor's loss and exported values have the critics' moving averages instead of the batch's statistics. These are
-corrected for their difference from the moving averages after `BatchNorm.warmup_steps` (batch renormalization).
+The actor's loss and exported values have the critics' moving averages instead of the batch's
+statistics. These are corrected for their difference from the moving averages after
+`BatchNorm.warmup_steps` (batch renormalization).
 
-Differs from the paper: the actor has no batch normalization; images and nests have one encoder for all critics.
+Differs from the paper: the actor has no batch normalization; images and nests have one encoder for
+all critics.
 """
 
 from typing import Any
@@ -33,7 +36,8 @@ from tflearn.optimization.ensemble import Least
 from tflearn.optimization.optimizers import OptimizerOptions
 
 EXPERIENCE = sac.EXPERIENCE
-# A bias before a normalization has a gradient of rounding errors alone, which Adam's `epsilon` keeps small here.
+# A bias before a normalization has a gradient of rounding errors alone, which Adam's `epsilon`
+# keeps small here.
 EXAMPLE = Example(
     ('continuous',),
     network=NetworkOptions((8,), (8,)),
@@ -56,8 +60,10 @@ def make_agent(
     """Makes an agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
     Args:
-      network: the layers; (256, 256) units of the actor, (2048, 2048) of each critic; without memory.
-      optimizer: the optimizers of `critic`, `actor` and `alpha`; 1e-3, not clipped; Adam's `beta_1` is 0.5.
+      network: the layers; (256, 256) units of the actor, (2048, 2048) of each critic; without
+        memory.
+      optimizer: the optimizers of `critic`, `actor` and `alpha`; 1e-3, not clipped; Adam's `beta_1`
+        is 0.5.
       batch_norm: the critics' normalization.
       num_critics: how many critics.
       policy_delay: the actor and the temperature are trained each so many train steps.

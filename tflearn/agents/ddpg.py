@@ -1,15 +1,17 @@
 """DDPG, deep deterministic policy gradients, for continuous actions.
 
-Lillicrap et al. 2016, "Continuous control with deep reinforcement learning" (arXiv 1509.02971, algorithm 1): the agent
-of `td3.py` with one critic, whose targets have no noise, and whose actor and targets are updated in every train step:
+Lillicrap et al. 2016, "Continuous control with deep reinforcement learning" (arXiv 1509.02971,
+algorithm 1): the agent of `td3.py` with one critic, whose targets have no noise, and whose actor
+and targets are updated in every train step:
 
   y = r + gamma Q'(s', mu'(s'))                                after n steps, the sum of their n rewards
   critic loss = (y - Q(s, a))^2
   actor loss = - Q(s, mu(s))
 
-Differs from the paper (section 7): exploration noise is independent in each step, which Fujimoto et al. 2018 (arXiv
-1802.09477) found as good as the Ornstein-Uhlenbeck process of `exploration_damping` 0.15; the critic takes the action
-in its first layer; there is no batch normalization and no weight decay.
+Differs from the paper (section 7): exploration noise is independent in each step, which Fujimoto et
+al. 2018 (arXiv 1802.09477) found as good as the Ornstein-Uhlenbeck process of `exploration_damping`
+0.15; the critic takes the action in its first layer; there is no batch normalization and no weight
+decay.
 """
 
 from tflearn.agents import td3
@@ -46,7 +48,8 @@ def make_agent(
       optimizer: the optimizers of `critic`, 1e-3, and `actor`, 1e-4; not clipped.
 
     Raises:
-      ValueError: if the action is not of floats with bounds, the experience is a queue, or a number is invalid.
+      ValueError: if the action is not of floats with bounds, the experience is a queue, or a number
+        is invalid.
     """
     loss = TD3Loss(gamma, reward_scale, policy_delay=1, target_policy_noise=0.0)
     network = td3.checked_network(problem, 'DDPG', (400, 300))

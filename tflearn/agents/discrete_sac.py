@@ -1,15 +1,17 @@
 """Soft actor-critic for one discrete action, with a learned temperature.
 
-Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings" (arXiv 1910.07207). With the policy pi, the critics
-Q_1 and Q_2, their slowly updated targets Q'_1 and Q'_2, the temperature alpha and the target entropy H:
+Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings" (arXiv 1910.07207). With the
+policy pi, the critics Q_1 and Q_2, their slowly updated targets Q'_1 and Q'_2, the temperature
+alpha and the target entropy H:
 
   V(s) = sum_a pi(a | s) (min_i Q'_i(s, a) - alpha log pi(a | s))                  equation 10
   critic loss = sum_i (r + gamma V(s') - Q_i(s, a))^2
   actor loss = sum_a pi(a | s) (alpha log pi(a | s) - min_i Q_i(s, a))             equation 12
   temperature's loss = sum_a pi(a | s) (- alpha (log pi(a | s) + H))               equation 11
 
-Differs from the paper: the target entropy is a share of the greatest one, 0.5 by default instead of 0.98, with which
-policies of few actions stay nearly uniform; with a mask, the greatest entropy is that of the legal actions.
+Differs from the paper: the target entropy is a share of the greatest one, 0.5 by default instead of
+0.98, with which policies of few actions stay nearly uniform; with a mask, the greatest entropy is
+that of the legal actions.
 """
 
 import math
@@ -36,8 +38,8 @@ class DiscreteSACLoss:
     Attributes:
       gamma: the discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards.
-      target_entropy_share: the entropy to which the temperature adapts, as a share of the uniform policy's, in (0, 1);
-        the paper's is 0.98.
+      target_entropy_share: the entropy to which the temperature adapts, as a share of the uniform
+        policy's, in (0, 1); the paper's is 0.98.
       initial_log_alpha: the initial log of the temperature.
     """
 
@@ -62,7 +64,8 @@ def make_agent(
     """Makes an agent for one discrete action. Layers and rates are the paper's.
 
     Args:
-      experience: the experience, of uniform or prioritized order. All rows of a sequence but the last are trained.
+      experience: the experience, of uniform or prioritized order. All rows of a sequence but the
+        last are trained.
       network: the layers of actor and critics; (256, 256) units each; without memory.
       optimizer: the optimizers of `critic`, `actor` and `alpha`; 3e-4, not clipped.
 
@@ -78,8 +81,8 @@ def make_agent(
 class DiscreteSACAgent(actor_critic.ActorCriticAgent):
     """See the module.
 
-    The extra metrics are means over the valid steps of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`;
-    `value` in the unit of returns, `entropy` [nats], and `alpha`.
+    The extra metrics are means over the valid steps of the global batch: `critic_loss`,
+    `actor_loss`, `alpha_loss`; `value` in the unit of returns, `entropy` [nats], and `alpha`.
     """
 
     def __init__(self, *args: Any):

@@ -1,8 +1,9 @@
 """Deep Q-networks: plain, double, n-step, dueling, noisy, of distributions (C51, QR-DQN); all of them are Rainbow.
 
-Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van Hasselt et al. 2016, "Deep
-Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step returns as in Hessel et al. 2018, "Rainbow"
-(arXiv 1710.02298). The agent is TF-Agents', except for its train step; here it gets network, optimizer and schedules.
+Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van
+Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step
+returns as in Hessel et al. 2018, "Rainbow" (arXiv 1710.02298). The agent is TF-Agents', except for
+its train step; here it gets network, optimizer and schedules.
 """
 
 import contextlib
@@ -77,34 +78,40 @@ def make_agent(
     """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
     Args:
-      experience: the experience, of uniform or prioritized order. With the latter, `train` takes the items' weights
-        [B], and the extra `td_error` [B] becomes their priorities.
-      network: the layers before the last one; fully connected ones of (100, 50) units. Mnih et al. used the
-        convolutions ((32, 8, 4), (64, 4, 2), (64, 3, 1)).
+      experience: the experience, of uniform or prioritized order. With the latter, `train` takes
+        the items' weights [B], and the extra `td_error` [B] becomes their priorities.
+      network: the layers before the last one; fully connected ones of (100, 50) units. Mnih et al.
+        used the convolutions ((32, 8, 4), (64, 4, 2), (64, 3, 1)).
       optimizer: the optimizer, of the part `dqn`; 1e-3, without clipping.
-      action_embeddings: values as a function of the observation and of each action's vector, for thousands of actions;
-        not together with `dueling`, `distribution` or `noisy_sigma`. None has an output for each action.
-      reward_scale: the factor of the rewards: with returns in the hundreds a network learns sooner what is near 1.
-      double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
-      distribution: `distributional.Quantiles` (QR-DQN) or `Categorical` (C51) learns the distributions of the actions'
-        returns; None learns their means.
-      noisy_sigma: the initial deviation of noisy layers (Fortunato et al. 2018, arXiv 1706.10295), which take the place
-        of the fully connected ones and explore instead of `epsilon`, which is 0 in the paper, or beside it; 0.5 in
-        the paper. The collect policy and both networks of the loss draw noise, the greedy policy does not. None has
-        no such layers.
-      conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
-        loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
-        equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
-      demonstration_margin: by how much values of an item's action are to be above those of all others, if the item is
-        one of `Initial.demonstrations`: a loss of such items besides the others' (Hester et al. 2018, "Deep Q-learning
-        from Demonstrations", arXiv 1704.03732, equation 2; 0.8 in the paper). 0 has none.
-      huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.; else its square.
-        With a distribution it has no meaning.
-      debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
+      action_embeddings: values as a function of the observation and of each action's vector, for
+        thousands of actions; not together with `dueling`, `distribution` or `noisy_sigma`. None has
+        an output for each action.
+      reward_scale: the factor of the rewards: with returns in the hundreds a network learns sooner
+        what is near 1.
+      double: whether the online network chooses the next action (van Hasselt et al. 2016, equation
+        4).
+      distribution: `distributional.Quantiles` (QR-DQN) or `Categorical` (C51) learns the
+        distributions of the actions' returns; None learns their means.
+      noisy_sigma: the initial deviation of noisy layers (Fortunato et al. 2018, arXiv 1706.10295),
+        which take the place of the fully connected ones and explore instead of `epsilon`, which is
+        0 in the paper, or beside it; 0.5 in the paper. The collect policy and both networks of the
+        loss draw noise, the greedy policy does not. None has no such layers.
+      conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the
+        item's action in the loss (Kumar et al. 2020, "Conservative Q-Learning for Offline
+        Reinforcement Learning", arXiv 2006.04779, equation 4): values of actions that the data do
+        not have stay low. For training from files; 0 has none.
+      demonstration_margin: by how much values of an item's action are to be above those of all
+        others, if the item is one of `Initial.demonstrations`: a loss of such items besides the
+        others' (Hester et al. 2018, "Deep Q-learning from Demonstrations", arXiv 1704.03732,
+        equation 2; 0.8 in the paper). 0 has none.
+      huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.;
+        else its square. With a distribution it has no meaning.
+      debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes
+        for debugging.
 
     Raises:
-      ValueError: if the action is not one discrete number, the experience is a queue, there are convolutions and the
-        observation has no image, or the embeddings do not fit the actions.
+      ValueError: if the action is not one discrete number, the experience is a queue, there are
+        convolutions and the observation has no image, or the embeddings do not fit the actions.
     """
     specs = problem.specs
     network = problem.network.completed(
@@ -181,7 +188,8 @@ class _DqnAgent(dqn_agent.DqnAgent):
             self._as_transition = _ends_at_once(convert, joined)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, **settings: Any) -> tf_agent.LossInfo:
-        # TF-Agents' own defaults are not the agent's, so that `loss` would not be what `train` minimizes.
+        # TF-Agents' own defaults are not the agent's, so that `loss` would not be what `train`
+        # minimizes.
         own = {
             'td_errors_loss_fn': self._td_errors_loss_fn,
             'gamma': self._gamma,

@@ -1,11 +1,13 @@
 """IMPALA: an actor-critic whose learner corrects for older policies of the actors by V-trace.
-Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
-1802.01561). Differs from the paper: the loss is a mean over the steps unless `ImpalaLoss.reduction` is 'sum', Adam is
-the default, and the defaults are for small observation vectors instead of images.
+Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
+Architectures" (arXiv 1802.01561). Differs from the paper: the loss is a mean over the steps unless
+`ImpalaLoss.reduction` is 'sum', Adam is the default, and the defaults are for small observation
+vectors instead of images.
 
-Without the correction (`off_policy_correction=False`) it is the asynchronous actor-critic of Mnih et al. 2016,
-"Asynchronous Methods for Deep Reinforcement Learning" (arXiv 1602.01783), section 4, except that the learner computes
-the gradients: each ratio counts as 1, and the values' targets are lambda-returns. RLlib's IMPALA with `vtrace=False`
+Without the correction (`off_policy_correction=False`) it is the asynchronous actor-critic of Mnih
+et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning" (arXiv 1602.01783), section 4,
+except that the learner computes the gradients: each ratio counts as 1, and the values' targets are
+lambda-returns. RLlib's IMPALA with `vtrace=False`
 differs: its values are those of the network that acted, here they are the learner's.
 """
 
@@ -48,10 +50,11 @@ class ImpalaLoss:
       policy_coefficient: the coefficient of - advantage * log pi(a | x).
       value_coefficient: the coefficient of half the squared error of the value.
       entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
-      reward_clipping: the bound of a reward's absolute value; 'soft_asymmetric' squashes large rewards, and multiplies
-        negative ones by 0.3, as the paper's code does; None does not change rewards.
-      reduction: 'mean' over the valid steps of the global batch, or their 'sum', as in the paper. It changes the scale
-        of learning rate and gradient clipping.
+      reward_clipping: the bound of a reward's absolute value; 'soft_asymmetric' squashes large
+        rewards, and multiplies negative ones by 0.3, as the paper's code does; None does not change
+        rewards.
+      reduction: 'mean' over the valid steps of the global batch, or their 'sum', as in the paper.
+        It changes the scale of learning rate and gradient clipping.
     """
 
     gamma: Fraction = 0.99
@@ -101,8 +104,8 @@ class Unroll(NamedTuple):
     valid: tf.Tensor
 
 
-# How the policy is trained: the logs of V-trace's ratios, float32 [B, T]; advantages [B, T] -> losses [B, T]; and
-# additional metrics [B, T], by name.
+# How the policy is trained: the logs of V-trace's ratios, float32 [B, T]; advantages
+# [B, T] -> losses [B, T]; and additional metrics [B, T], by name.
 PolicyObjective = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor], Mapping[str, tf.Tensor]]
 
 
@@ -125,17 +128,20 @@ def make_agent(
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
     Args:
-      experience: the experience, usually a queue, of sequences whose last row is only used for its observation's value,
-        and is the first row of the next sequence (stride = sequence_length - 1 and pad_episodes use each step once).
+      experience: the experience, usually a queue, of sequences whose last row is only used for its
+        observation's value, and is the first row of the next sequence (stride = sequence_length - 1
+        and pad_episodes use each step once).
       network: the layers of policy and value; (64, 64) units, with tanh.
-      optimizer: the optimizer of `policy`, which trains the value too, 5e-4, clipped at 40. A learning rate of `value`
-        gives it an optimizer of its own; it then needs a network of its own.
+      optimizer: the optimizer of `policy`, which trains the value too, 5e-4, clipped at 40. A
+        learning rate of `value` gives it an optimizer of its own; it then needs a network of its
+        own.
       loss: the loss's coefficients and bounds.
-      off_policy_correction: whether V-trace corrects for the policy that acted; otherwise the data count as on-policy,
-        and the bounds of the ratios have no effect.
+      off_policy_correction: whether V-trace corrects for the policy that acted; otherwise the data
+        count as on-policy, and the bounds of the ratios have no effect.
 
     Raises:
-      ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
+      ValueError: if the experience is prioritized, or a value has its own optimizer and no network
+        of its own.
     """
     network = complete(problem, 'IMPALA')
     optimizers = make_optimizers(problem)
@@ -168,10 +174,11 @@ def make_optimizers(problem: Problem) -> dict[str, Optimizer]:
 class ImpalaAgent(ActorValueAgent):
     """See the module. The info of its collect policy has the parameters of the distribution.
 
-    The extra metrics of the loss are means over the valid steps of the global batch: `policy_loss`, `value_loss`,
-    `entropy` [nats], `kl_to_behaviour` (the divergence from the policy that acted) [nats], `mean_rho` (the clipped
-    ratio), `clipped_share` (the share of ratios above rho_bar), `mean_abs_log_rho`; and `explained_variance` of the
-    values, at most 1, and `valid_share`, the share of valid rows.
+    The extra metrics of the loss are means over the valid steps of the global batch: `policy_loss`,
+    `value_loss`, `entropy` [nats], `kl_to_behaviour` (the divergence from the policy that acted)
+    [nats], `mean_rho` (the clipped ratio), `clipped_share` (the share of ratios above rho_bar),
+    `mean_abs_log_rho`; and `explained_variance` of the values, at most 1, and `valid_share`, the
+    share of valid rows.
     """
 
     def __init__(

@@ -1,18 +1,19 @@
 """Implicit Q-learning: from recorded data alone, without ever asking for the value of an action that they do not have.
 
-Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv 2110.06169). With two critics
-Q_i, their slow targets Q'_i and Q' = min_i Q'_i, means over the steps of a batch:
+Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning" (arXiv 2110.06169).
+With two critics Q_i, their slow targets Q'_i and Q' = min_i Q'_i, means over the steps of a batch:
 
   value loss  = |expectile - 1(u < 0)| u^2,  u = Q'(s, a) - V(s)                                        (equation 5)
   critic loss = sum_i (r + gamma V(s') - Q_i(s, a))^2                                                   (equation 6)
   actor loss  = -min(exp(inverse_temperature (Q'(s, a) - V(s))), max_weight) log pi(a | s)              (equation 7)
 
-A large expectile makes V(s) the value of the best recorded action. As in the authors' program, the value takes its step
-first, then the actor, then the critics, each with the networks that the one before has changed. Unlike there, the
-actor's learning rate is constant unless a schedule is given.
+A large expectile makes V(s) the value of the best recorded action. As in the authors' program, the
+value takes its step first, then the actor, then the critics, each with the networks that the one
+before has changed. Unlike there, the actor's learning rate is constant unless a schedule is given.
 
-Policy and value are one `ActorValueNetwork`, whose normal distribution has a mean within the bounds and a deviation
-that does not depend on the observation, as in the paper. Discrete actions have the same losses.
+Policy and value are one `ActorValueNetwork`, whose normal distribution has a mean within the bounds
+and a deviation that does not depend on the observation, as in the paper. Discrete actions have the
+same losses.
 """
 
 import dataclasses
@@ -54,12 +55,13 @@ class IQLLoss:
 
     Attributes:
       gamma: the discount per environment step, in [0, 1].
-      expectile: in (0, 1): 0.5 learns the value of the policy that was recorded, numbers near 1 that of its best
-        actions. The paper has 0.7 for locomotion and 0.9 for mazes.
-      inverse_temperature: what an action's advantage, in the unit of returns, is multiplied by: 0 clones all recorded
-        actions alike. The paper has 3 for locomotion and 10 for mazes.
+      expectile: in (0, 1): 0.5 learns the value of the policy that was recorded, numbers near 1
+        that of its best actions. The paper has 0.7 for locomotion and 0.9 for mazes.
+      inverse_temperature: what an action's advantage, in the unit of returns, is multiplied by: 0
+        clones all recorded actions alike. The paper has 3 for locomotion and 10 for mazes.
       max_weight: the greatest weight of an action.
-      reward_scale: the factor of the rewards. The paper scales rewards such that the returns of a data set span 1,000.
+      reward_scale: the factor of the rewards. The paper scales rewards such that the returns of a
+        data set span 1,000.
     """
 
     gamma: Fraction = 0.99
@@ -84,14 +86,16 @@ def make_agent(
     """Makes an agent for one vector of continuous actions or one discrete action. The defaults are the paper's.
 
     Args:
-      experience: the experience, of uniform or prioritized order. All rows of a sequence but the last are trained.
-      network: the layers of policy, value and critics, which share none; (256, 256) units each; without memory. The
-        value has as many as the policy.
-      optimizer: the optimizers of `value`, `actor` and `critic`; 3e-4, not clipped. The paper's schedule of the actor
-        is a cosine from this number to 0 at the run's end.
+      experience: the experience, of uniform or prioritized order. All rows of a sequence but the
+        last are trained.
+      network: the layers of policy, value and critics, which share none; (256, 256) units each;
+        without memory. The value has as many as the policy.
+      optimizer: the optimizers of `value`, `actor` and `critic`; 3e-4, not clipped. The paper's
+        schedule of the actor is a cosine from this number to 0 at the run's end.
 
     Raises:
-      ValueError: if the action is another one, the experience is a queue, or the network has memory or shared layers.
+      ValueError: if the action is another one, the experience is a queue, or the network has memory
+        or shared layers.
     """
     specs = problem.specs
     spec_checks.check_one_action(specs.action, 'IQL')
@@ -108,9 +112,9 @@ def make_agent(
 class IQLAgent(ActorValueAgent):
     """See the module.
 
-    The extra metrics are means over the valid steps of the global batch: `value_loss`, `critic_loss`, `actor_loss`;
-    `value` and `advantage`, in the unit of returns; `advantage_weight` of the actor's loss, and `log_likelihood` of the
-    recorded actions.
+    The extra metrics are means over the valid steps of the global batch: `value_loss`,
+    `critic_loss`, `actor_loss`; `value` and `advantage`, in the unit of returns; `advantage_weight`
+    of the actor's loss, and `log_likelihood` of the recorded actions.
     """
 
     def __init__(self, *args: Any, critics: tuple[critics_lib.Critics, critics_lib.Critics], target_update_tau: float):

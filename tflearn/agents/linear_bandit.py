@@ -1,37 +1,43 @@
 """Linear contextual bandits, LinUCB and Thompson sampling: a ridge regression's posterior instead of a network.
 
-Li et al. 2010, "A Contextual-Bandit Approach to Personalized News Article Recommendation" (arXiv 1003.0146); Agrawal
-and Goyal 2013, "Thompson Sampling for Contextual Bandits with Linear Payoffs" (arXiv 1209.3352). With the features x_a
-of an arm (action) a, the rewards r of the steps at which it was taken, and the prior precision lambda:
+Li et al. 2010, "A Contextual-Bandit Approach to Personalized News Article Recommendation" (arXiv
+1003.0146); Agrawal and Goyal 2013, "Thompson Sampling for Contextual Bandits with Linear Payoffs"
+(arXiv 1209.3352). With the features x_a of an arm (action) a, the rewards r of the steps at which
+it was taken, and the prior precision lambda:
 
   A = lambda I + sum of x x^T,   b = sum of r x,   theta = A^-1 b
   'ucb'        argmax_a  theta^T x_a + alpha sqrt(x_a^T A^-1 x_a)             Li et al., equations 4 and 5
   'thompson'   argmax_a  mu^T x_a,  mu drawn from N(theta, alpha^2 A^-1)      Agrawal and Goyal, algorithm 1, v = alpha
 
-Without features of the arms, x_a is the observation, and each arm has its own A and b (Li et al., algorithm 1). With
-them there is one A and b for all arms, as in Agrawal and Goyal, and x_a is the arm's features, followed by their
-products with each number of the observation (Li et al., section 5.2.2).
+Without features of the arms, x_a is the observation, and each arm has its own A and b (Li et al.,
+algorithm 1). With them there is one A and b for all arms, as in Agrawal and Goyal, and x_a is the
+arm's features, followed by their products with each number of the observation (Li et al., section
+5.2.2).
 
 With a `discount` gamma below 1 older items weigh less, as rewards drift. With n items in a batch,
 
   A <- lambda I + gamma^n (A - lambda I) + sum of x x^T,   b <- gamma^n b + sum of r x
 
-so that an item weighs gamma to the power of the number of items in later batches, and the prior always 1: Russac,
-Vernade and Cappe 2019, "Weighted Linear Bandits for Non-Stationary Environments" (arXiv 1909.09146), algorithm 1. Its
-bounds are by A^-1 V A^-1, where V sums up gamma^2k x x^T; ours, by A^-1, are wider, since V is at most A.
+so that an item weighs gamma to the power of the number of items in later batches, and the prior
+always 1: Russac, Vernade and Cappe 2019, "Weighted Linear Bandits for Non-Stationary Environments"
+(arXiv 1909.09146), algorithm 1. Its bounds are by A^-1 V A^-1, where V sums up gamma^2k x x^T;
+ours, by A^-1, are wider, since V is at most A.
 
-Differs from the papers: A and b are updated after each batch, not each step, so collectors choose with a posterior of
-some steps before; ties are broken at random; alpha is a setting, not the bound's value at a given confidence; Thompson
-sampling with one A for each arm draws a mu for each, independently.
+Differs from the papers: A and b are updated after each batch, not each step, so collectors choose
+with a posterior of some steps before; ties are broken at random; alpha is a setting, not the
+bound's value at a given confidence; Thompson sampling with one A for each arm draws a mu for each,
+independently.
 
-The distribution of an action, which a server draws from and logs (`serving.exploration`), is for Thompson sampling of
-two arms exact: the difference of their scores is normal. Of more arms it is their shares in `NUM_DRAWS` draws of mu,
-which lose one with a probability of 1% in one of 20,000 answers. An arm of the shares is an arm of the posterior, and
-its share is its probability given the draws, so that weights by it are unbiased for what has a share.
+The distribution of an action, which a server draws from and logs (`serving.exploration`), is for
+Thompson sampling of two arms exact: the difference of their scores is normal. Of more arms it is
+their shares in `NUM_DRAWS` draws of mu, which lose one with a probability of 1% in one of 20,000
+answers. An arm of the shares is an arm of the posterior, and its share is its probability given the
+draws, so that weights by it are unbiased for what has a share.
 
-TF-Agents' bandit agents are not used: they divide batches by arm with shapes that XLA does not compile, add up replicas
-by merge_call, which a compiled loop of train steps cannot contain, take sequences of one row, count items as train
-steps, have variables and operations for each arm, and no mask together with features of the arms.
+TF-Agents' bandit agents are not used: they divide batches by arm with shapes that XLA does not
+compile, add up replicas by merge_call, which a compiled loop of train steps cannot contain, take
+sequences of one row, count items as train steps, have variables and operations for each arm, and no
+mask together with features of the arms.
 """
 
 import math
@@ -71,7 +77,8 @@ class LinearOptions:
 
     Attributes:
       exploration: how the collect policy chooses.
-      alpha: the factor of the posterior's deviation in that choice, in the unit of rewards, at least 0.
+      alpha: the factor of the posterior's deviation in that choice, in the unit of rewards, at
+        least 0.
       prior_precision: lambda, above 0: the weight of the prior, which is that all rewards are 0.
       bias: whether a constant 1 is added to the observation.
       discount: gamma, what an item weighs after one more; 1 forgets nothing.
@@ -105,20 +112,21 @@ def make_agent(
     """Makes a linear bandit for one discrete action, which learns the reward of a step, whatever comes after it.
 
     Args:
-      specs: the environment's specs. Categories of the observation become one-hot vectors, bytes numbers from 0 to 1.
+      specs: the environment's specs. Categories of the observation become one-hot vectors, bytes
+        numbers from 0 to 1.
       train_step: int64 scalar, counts batches.
-      experience: the experience. A queue counts each step once. In `Uniform` a step counts as often as it is drawn, so
-        `samples_per_insert` should be 1; from files, an epoch counts each step once. All rows of a sequence but the
-        last are trained.
+      experience: the experience. A queue counts each step once. In `Uniform` a step counts as often
+        as it is drawn, so `samples_per_insert` should be 1; from files, an epoch counts each step
+        once. All rows of a sequence but the last are trained.
       options: the posterior and the exploration.
-      arm_features: the path of the observation's part, floats [number of actions, D], with each action's features in
-        this step, such as 'items'; None has none.
-      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
-        None has none.
+      arm_features: the path of the observation's part, floats [number of actions, D], with each
+        action's features in this step, such as 'items'; None has none.
+      action_mask: the path of the observation's part that marks legal actions, such as
+        'action_mask'; see `ActionMask`. None has none.
 
     Raises:
-      ValueError: if the action is another one, the experience prefers items or trains on them several times, or the
-        observation does not have the features.
+      ValueError: if the action is another one, the experience prefers items or trains on them
+        several times, or the observation does not have the features.
     """
     spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
     spec_checks.check_observation(specs.observation, 'a linear bandit')
@@ -222,8 +230,9 @@ class _Posterior(tf.Module):
 class LinearBanditAgent(parts.PartsAgent):
     """See the module.
 
-    The loss is the mean squared error of the rewards that the posterior before the batch predicts. The extra metrics
-    are means over the valid steps of the global batch: `reward`, and `deviation`, sqrt(x^T A^-1 x) of the taken arm.
+    The loss is the mean squared error of the rewards that the posterior before the batch predicts.
+    The extra metrics are means over the valid steps of the global batch: `reward`, and `deviation`,
+    sqrt(x^T A^-1 x) of the taken arm.
 
     Attributes:
       counts_items: an item counts each time that it is trained on, which is right once only.

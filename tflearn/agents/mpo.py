@@ -1,9 +1,10 @@
 """MPO: the policy learns its own actions by the values that critics have for them, within a bound of how far it moves.
 
-Abdolmaleki et al. 2018, "Maximum a Posteriori Policy Optimisation" (arXiv 1806.06920). Mean and covariance of the
-policy move apart, as in Abdolmaleki et al. 2018, "Relative Entropy Regularized Policy Iteration" (arXiv 1812.02256),
-and in Hoffman et al. 2020, "Acme" (arXiv 2006.00979). With the policy pi, two critics Q_i, the targets pi' and Q'_i of
-both, N actions a_j drawn from pi'(. | s), the temperature eta and the multipliers alpha:
+Abdolmaleki et al. 2018, "Maximum a Posteriori Policy Optimisation" (arXiv 1806.06920). Mean and
+covariance of the policy move apart, as in Abdolmaleki et al. 2018, "Relative Entropy Regularized
+Policy Iteration" (arXiv 1812.02256), and in Hoffman et al. 2020, "Acme" (arXiv 2006.00979). With
+the policy pi, two critics Q_i, the targets pi' and Q'_i of both, N actions a_j drawn from
+pi'(. | s), the temperature eta and the multipliers alpha:
 
   y = r + gamma mean_j min_i Q'_i(s', a'_j)                a'_j drawn from pi'(. | s')
   critic loss = sum_i (y - Q_i(s, a))^2
@@ -12,12 +13,13 @@ both, N actions a_j drawn from pi'(. | s), the temperature eta and the multiplie
   temperature loss = eta epsilon_eta + eta log mean_j exp(min_i Q'_i(s, a_j) / eta)
   KL loss = sum of alpha (epsilon - [KL]) + [alpha] KL     over KL(pi', pi_m) and KL(pi', pi_c)
 
-Brackets mark what has no gradient. pi_m has the mean of pi and the covariance of pi', and pi_c the mean of pi' and the
-covariance of pi. For a discrete action, sums over all choices by pi' take the place of what is drawn, pi that of pi_m
-and pi_c, and there is one KL.
+Brackets mark what has no gradient. pi_m has the mean of pi and the covariance of pi', and pi_c the
+mean of pi' and the covariance of pi. For a discrete action, sums over all choices by pi' take the
+place of what is drawn, pi that of pi_m and pi_c, and there is one KL.
 
-Differs from the papers: returns are of n steps, not Retrace's; there are two critics; the covariance is diagonal and
-does not depend on the observation; temperature and multipliers are learned as their logs, so that they stay above 0.
+Differs from the papers: returns are of n steps, not Retrace's; there are two critics; the
+covariance is diagonal and does not depend on the observation; temperature and multipliers are
+learned as their logs, so that they stay above 0.
 """
 
 import math
@@ -62,10 +64,12 @@ class MPOLoss:
     Attributes:
       gamma: the discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards.
-      num_action_samples: N, how many continuous actions are drawn for each observation; of a discrete one all count.
+      num_action_samples: N, how many continuous actions are drawn for each observation; of a
+        discrete one all count.
       epsilon_eta: the bound of the KL divergence [nats] of the actions' weights from equal ones.
       epsilon_alpha: the bound of KL(pi', pi) [nats] of a discrete action.
-      epsilon_mean: the bound of KL(pi', pi_m) [nats] of a continuous action, of all its numbers together.
+      epsilon_mean: the bound of KL(pi', pi_m) [nats] of a continuous action, of all its numbers
+        together.
       epsilon_covariance: the bound of KL(pi', pi_c) [nats], of all its numbers too.
       initial_eta: the initial temperature, in the unit of the values.
       initial_alpha: the initial value of each multiplier.
@@ -95,10 +99,11 @@ def make_agent(
     """Makes an agent for one vector of continuous actions or one discrete action.
 
     Args:
-      experience: the experience, of uniform or prioritized order; returns are of n steps, n = sequence_length - 1.
+      experience: the experience, of uniform or prioritized order; returns are of n steps,
+        n = sequence_length - 1.
       network: the layers of actor and critics; (256, 256) units each; without memory.
-      optimizer: the optimizers of `critic` and `actor`, 3e-4, clipped at 40; and of `dual`, the temperature and the
-        multipliers, 1e-2, never clipped.
+      optimizer: the optimizers of `critic` and `actor`, 3e-4, clipped at 40; and of `dual`, the
+        temperature and the multipliers, 1e-2, never clipped.
 
     Raises:
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
@@ -118,7 +123,8 @@ def weights_and_loss(
 
     Args:
       values: float32 [N, R], of N actions each.
-      log_shares: float32 [N, R], the logs of what each action counts without its value, 1 in all; or one for all.
+      log_shares: float32 [N, R], the logs of what each action counts without its value, 1 in all;
+        or one for all.
       eta: float32 scalar, the temperature.
       epsilon: the bound of the KL divergence of the weights [nats].
     """
@@ -130,9 +136,10 @@ def weights_and_loss(
 class MPOAgent(actor_critic.ActorCriticAgent):
     """See the module.
 
-    The extra metrics are means over the items of the global batch: `critic_loss`, `policy_loss`, `temperature_loss`;
-    `value` of the policy's actions, in the unit of returns; and of `v_mpo.policy_divergences` those are [nats], with
-    the multiplier of each (`kl_mean`, `kl_mean_alpha`). `eta` is the temperature.
+    The extra metrics are means over the items of the global batch: `critic_loss`, `policy_loss`,
+    `temperature_loss`; `value` of the policy's actions, in the unit of returns; and of
+    `v_mpo.policy_divergences` those are [nats], with the multiplier of each (`kl_mean`,
+    `kl_mean_alpha`). `eta` is the temperature.
     """
 
     def __init__(

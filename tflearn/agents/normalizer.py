@@ -23,8 +23,9 @@ _REWARD_CLIPPING = 10.0
 class Normalizer(tf.Module):
     """Normalizes the floats of a nest of tensors, each by its own mean and deviation, which are 0 and 1 at first.
 
-    Neighbouring vectors of the nest, and neighbouring numbers, have one variable for all their means, and one for all
-    their variances (see `ColumnLayout`). Tensors of integers, which are categories, do not change.
+    Neighbouring vectors of the nest, and neighbouring numbers, have one variable for all their
+    means, and one for all their variances (see `ColumnLayout`). Tensors of integers, which are
+    categories, do not change.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Normalizer(tf.Module):
         Args:
           spec: a nest of specs with at least one of floats.
           clipping: the largest absolute value of the result.
-          center: whether to subtract the mean and divide by the deviation. Else values are only divided, by their root
-            mean square, or by more where the largest of them so far would exceed `clipping`: cutting large rewards
-            alone could reverse which of two returns is the greater.
+          center: whether to subtract the mean and divide by the deviation. Else values are only
+            divided, by their root mean square, or by more where the largest of them so far would
+            exceed `clipping`: cutting large rewards alone could reverse which of two returns is the
+            greater.
           name: the module's name.
           skipped: the paths of tensors that do not change either.
         """
@@ -89,7 +91,8 @@ class Normalizer(tf.Module):
 
         Args:
           values: this replica's part, a nest of [B, T, *spec].
-          counts: float32 [B, T], 1 for valid steps, 0 for others. Steps with values that are not finite are ignored.
+          counts: float32 [B, T], 1 for valid steps, 0 for others. Steps with values that are not
+            finite are ignored.
         """
         leaves = self._joined.join(self._floats(values))
         number, means, squares, counted = moments.of_batch(leaves, counts)
@@ -112,12 +115,15 @@ def make_normalizers(
     Args:
       specs: the environment's specs.
       network: the layers; what has a layer of one's own does not change.
-      action_mask: the path of the observation's part that marks legal actions, which does not change.
+      action_mask: the path of the observation's part that marks legal actions, which does not
+        change.
       of_observations: whether to normalize observations, within +-5, if they have floats.
-      of_rewards: whether to divide rewards by their root mean square, or by a tenth of the largest one if that is more.
+      of_rewards: whether to divide rewards by their root mean square, or by a tenth of the largest
+        one if that is more.
 
     Raises:
-      ValueError: if observations to normalize are a single tensor that is neither of floats nor a category.
+      ValueError: if observations to normalize are a single tensor that is neither of floats nor a
+        category.
     """
     observation, spec = None, specs.observation
     if of_observations:

@@ -25,12 +25,13 @@ from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate, s
 ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
 
 Metrics = Mapping[str, tf.Tensor]
-# Takes the metrics of the parts that were trained before on this batch. Returns the losses of the batch's rows, or this
-# replica's share of their mean, a scalar; and metrics, alike.
+# Takes the metrics of the parts that were trained before on this batch. Returns the losses of the
+# batch's rows, or this replica's share of their mean, a scalar; and metrics, alike.
 Loss = Callable[[Metrics], tuple[tf.Tensor, dict[str, tf.Tensor]]]
-# What an agent minimizes on a batch of B items: counts, float32 [B], [B, T] or [B * T], 0 for rows that are left out,
-# such as those between two episodes, else 1; and losses of that shape, by the names of the parts, in the order in which
-# they are trained. Among the metrics `td_error` is the error of a row, of which `errors` makes that of its item.
+# What an agent minimizes on a batch of B items: counts, float32 [B], [B, T] or [B * T], 0 for rows
+# that are left out, such as those between two episodes, else 1; and losses of that shape, by the
+# names of the parts, in the order in which they are trained. Among the metrics `td_error` is the
+# error of a row, of which `errors` makes that of its item.
 Losses = tuple[tf.Tensor, Mapping[str, Loss]]
 
 
@@ -65,8 +66,9 @@ class Problem(NamedTuple):
 class PartsAgent(tf_agent.TFAgent):
     """Minimizes the losses of its parts in turn, each with what the ones before have changed; then targets follow.
 
-    A loss is the mean over the rows of the global batch that count, each times the weight of its item. The extra
-    metrics are means over these rows, `valid_share`, their share of all rows, and `td_error` [B].
+    A loss is the mean over the rows of the global batch that count, each times the weight of its
+    item. The extra metrics are means over these rows, `valid_share`, their share of all rows, and
+    `td_error` [B].
     """
 
     def __init__(
@@ -160,7 +162,8 @@ class PartsAgent(tf_agent.TFAgent):
             shares.append(share)
             metrics |= found
             for name, variables, computed, half in zip(names, groups, gradients, halves, strict=True):
-                # The sum of the losses so far: if one step is skipped, so are those after it on the same batch.
+                # The sum of the losses so far: if one step is skipped, so are those after it on the
+                # same batch.
                 pairs = zip(computed, variables, strict=True)
                 taken = self._optimizers[name].apply_gradients(pairs, tf.add_n(shares), due, half)
                 due = taken if len(names) > 1 else due
@@ -214,8 +217,9 @@ class PartsAgent(tf_agent.TFAgent):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[list[tf.Tensor]], list[list[tf.Tensor] | None]]:
         """Returns a part's share of the loss, its metrics, and the gradients of groups of variables.
 
-        `dense` returns tensors for all of them, and `still` zeros without computing any. The last result are the
-        gradients of the first half of the items, if `with_half` and the losses are of rows.
+        `dense` returns tensors for all of them, and `still` zeros without computing any. The last
+        result are the gradients of the first half of the items, if `with_half` and the losses are
+        of rows.
         """
         with tf.GradientTape(persistent=with_half, watch_accessed_variables=False) as tape:
             tape.watch([] if still else [variable for group in groups for variable in group])
@@ -297,10 +301,12 @@ def check_experience(
       experience: the experience.
       algorithm: the algorithm's name, for messages.
       with_memory: whether the policy has a state.
-      burn_in_steps: the first steps of a sequence, which are not trained; None for sequences of any length.
+      burn_in_steps: the first steps of a sequence, which are not trained; None for sequences of any
+        length.
 
     Raises:
-      ValueError: for a queue, stored states of the policy without memory, or sequences that are too short.
+      ValueError: for a queue, stored states of the policy without memory, or sequences that are too
+        short.
     """
     replay, slicing = experience.replay, experience.slicing
     if not replay.learns_from_old_items:

@@ -1,8 +1,9 @@
 """PopArt: the last layer of a value learns targets of mean 0 and deviation 1, whatever their unit.
 
-van Hasselt et al. 2016, "Learning values across many orders of magnitude" (arXiv 1602.07714, algorithm 1); Hessel et
-al. 2018, "Multi-task Deep Reinforcement Learning with PopArt" (arXiv 1809.04474), for actor-critics. With the mean m
-and the deviation s of the targets, a last layer n(x) with kernel W and bias b, and the weight beta of a batch:
+van Hasselt et al. 2016, "Learning values across many orders of magnitude" (arXiv 1602.07714,
+algorithm 1); Hessel et al. 2018, "Multi-task Deep Reinforcement Learning with PopArt" (arXiv
+1809.04474), for actor-critics. With the mean m and the deviation s of the targets, a last layer
+n(x) with kernel W and bias b, and the weight beta of a batch:
 
   V(x) = s n(x) + m
   value loss = ((target - V(x)) / s)^2                       advantages are divided by s as well
@@ -10,12 +11,13 @@ and the deviation s of the targets, a last layer n(x) with kernel W and bias b, 
   s'^2 = (1 - beta) (s^2 + beta (mean(target) - m)^2) + beta variance(target)
   W' = W s / s',  b' = (s b + m - m') / s'                   so that V(x) stays as it is
 
-Differs from the papers: beta is 1 / t in train step t as long as that is more, so that m and s are averages over all
-targets at first; the statistics change after the step, not before. The first step only begins them: its errors, and its
-advantages if they are divided by s, count nothing, since their unit is unknown; W and b, which have learned nothing,
-stay. Later, what is divided by s is cut at +- sqrt((1 - beta) / beta), about 58 with the least beta: the bound that
-normalized targets have in the first paper (proposition 1), where s includes them. An error beyond it has the gradient
-of one at the bound.
+Differs from the papers: beta is 1 / t in train step t as long as that is more, so that m and s are
+averages over all targets at first; the statistics change after the step, not before. The first step
+only begins them: its errors, and its advantages if they are divided by s, count nothing, since
+their unit is unknown; W and b, which have learned nothing, stay. Later, what is divided by s is cut
+at +- sqrt((1 - beta) / beta), about 58 with the least beta: the bound that normalized targets have
+in the first paper (proposition 1), where s includes them. An error beyond it has the gradient of
+one at the bound.
 """
 
 import math
@@ -67,7 +69,8 @@ class PopArt(tf.Module):
         """
         due &= tf.math.is_finite(variance)
 
-        # Only in cross-replica context may variables be assigned what all replicas share; see `Targets`.
+        # Only in cross-replica context may variables be assigned what all replicas share; see
+        # `Targets`.
         def change(strategy: tf.distribute.Strategy, *values: tf.Tensor) -> None:
             self._change(layer, *(strategy.experimental_local_results(value)[0] for value in values))
 

@@ -1,24 +1,27 @@
 """R2D2: recurrent deep Q-networks on replayed sequences that start with the stored state.
 
-Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR): stored states,
-burn-in, priorities of sequences (section 2.3), double Q-learning, dueling, n-step returns. Pohlen et al. 2018, "Observe
-and Look Further: Achieving Consistent Performance on Atari" (arXiv 1805.11593): rescaled values, with
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR):
+stored states, burn-in, priorities of sequences (section 2.3), double Q-learning, dueling, n-step
+returns. Pohlen et al. 2018, "Observe and Look Further: Achieving Consistent Performance on Atari"
+(arXiv 1805.11593): rescaled values, with
 
   h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x
 
-For the steps of a sequence after its burn-in, with the values Q of the trained network, Q' of the target network, and
-a* = argmax_a Q(x_t, a):
+For the steps of a sequence after its burn-in, with the values Q of the trained network, Q' of the
+target network, and a* = argmax_a Q(x_t, a):
 
   V_t = h^-1(Q'(x_t, a*))
   G_t = r_t + gamma_t r_t+1 + ... + gamma_t ... gamma_t+m-1 V_t+m
   loss_t = 0.5 (h(G_t) - Q(x_t, a_t))^2
 
-m is n, or less where the episode or the sequence ends before; both end with a value, except after a termination, where
-gamma is 0. The target network has its own state, from the same stored one and the same burn-in.
+m is n, or less where the episode or the sequence ends before; both end with a value, except after a
+termination, where gamma is 0. The target network has its own state, from the same stored one and
+the same burn-in.
 
-Differs from the paper: sequences may continue from one episode into the next (`Slicing.cross_episodes`), where the
-state is reset: short episodes fill sequences, and the first steps of an episode are trained too. The last reward and
-action are no inputs of the network, unless the observation has them. Adam is the default.
+Differs from the paper: sequences may continue from one episode into the next
+(`Slicing.cross_episodes`), where the state is reset: short episodes fill sequences, and the first
+steps of an episode are trained too. The last reward and action are no inputs of the network, unless
+the observation has them. Adam is the default.
 """
 
 from collections.abc import Mapping
@@ -49,7 +52,8 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import Optimizer
 
-# 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in one sequence.
+# 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in
+# one sequence.
 EXPERIENCE = Experience(
     slicing=Slicing(sequence_length=31, stride=20, cross_episodes=True, store_policy_state=True),
     replay=Uniform(max_size=20_000, min_size=100, samples_per_insert=32.0),
@@ -64,10 +68,13 @@ class R2D2Loss:
     Attributes:
       gamma: the discount per environment step, in [0, 1].
       n_step: the largest number of rewards in a return [environment steps].
-      burn_in_steps: the first steps of a sequence, which only change the network's state [environment steps].
-      double: whether the trained network chooses the next action (van Hasselt et al. 2016, arXiv 1509.06461).
+      burn_in_steps: the first steps of a sequence, which only change the network's state
+        [environment steps].
+      double: whether the trained network chooses the next action (van Hasselt et al. 2016, arXiv
+        1509.06461).
       rescaling: epsilon of h; None does not rescale values.
-      priority_eta: the weight of the largest error of a sequence in its priority; the mean error has the rest.
+      priority_eta: the weight of the largest error of a sequence in its priority; the mean error
+        has the rest.
     """
 
     gamma: Fraction = 0.997
@@ -101,16 +108,18 @@ def make_agent(
     """Makes an R2D2 agent for one discrete action.
 
     Args:
-      experience: the experience, of uniform or prioritized order, of sequences with more than `burn_in_steps` + 1 rows.
-        The last row is only used for its observation's value. Without `Slicing.store_policy_state` each sequence starts
-        with a state of zeros. With prioritized order, `train` takes the items' weights [B], and the extra `td_error`
-        [B] becomes their priorities.
+      experience: the experience, of uniform or prioritized order, of sequences with more than
+        `burn_in_steps` + 1 rows. The last row is only used for its observation's value. Without
+        `Slicing.store_policy_state` each sequence starts with a state of zeros. With prioritized
+        order, `train` takes the items' weights [B], and the extra `td_error` [B] becomes their
+        priorities.
       network: the layers; (64,) units, before an LSTM of (64,).
       optimizer: the optimizer, of the part `r2d2`; 1e-3, clipped at 40.
       loss: the targets of the values, the burn-in, and the priorities.
 
     Raises:
-      ValueError: if the action is not one discrete number, the experience is a queue, or its sequences are too short.
+      ValueError: if the action is not one discrete number, the experience is a queue, or its
+        sequences are too short.
     """
     specs = problem.specs
     spec_checks.check_one_discrete_action(specs.action, 'R2D2')
@@ -132,9 +141,9 @@ def make_agent(
 class R2D2Agent(parts.PartsAgent):
     """See the module.
 
-    The extra metrics of the loss: `td_error` [B], the errors of the sequences from which priorities are made; and means
-    over the valid trained steps of the global batch: `td_loss`, `mean_abs_td_error`, `mean_value` (of the actions that
-    were taken).
+    The extra metrics of the loss: `td_error` [B], the errors of the sequences from which priorities
+    are made; and means over the valid trained steps of the global batch: `td_loss`,
+    `mean_abs_td_error`, `mean_value` (of the actions that were taken).
     """
 
     def __init__(
@@ -214,8 +223,9 @@ def n_step_returns(
       rewards: float32 [B, T], r_t.
       discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
       values: float32 [B, T + 1], V(x_t), including that of the last observation.
-      valid: bool [B, T], false between two episodes and where an environment failed: returns end there with the value
-        of that row's observation, which is the last one of the episode. The other arguments have no effect there.
+      valid: bool [B, T], false between two episodes and where an environment failed: returns end
+        there with the value of that row's observation, which is the last one of the episode. The
+        other arguments have no effect there.
       n_step: the largest number of rewards in a return.
     """
     rewards, discounts = (tf.where(valid, part, 0.0) for part in (rewards, discounts))

@@ -1,8 +1,9 @@
 """REINFORCE: the policy gradient with the returns of complete episodes, with or without a baseline.
 
-Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (Machine
-Learning 8). Unlike TF-Agents' agent, it trains on unclipped actions, and the result does not depend on the number of
-replicas. TF-Agents' loss fails without a complete episode, and includes padding when it normalizes returns.
+Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement
+learning" (Machine Learning 8). Unlike TF-Agents' agent, it trains on unclipped actions, and the
+result does not depend on the number of replicas. TF-Agents' loss fails without a complete episode,
+and includes padding when it normalizes returns.
 """
 
 from typing import Any
@@ -37,8 +38,8 @@ class ReinforceLoss:
       gamma: the discount per environment step, in [0, 1].
       entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
       value_coefficient: the coefficient of the baseline's squared error.
-      normalize_returns: whether to normalize returns, minus the baseline, to mean 0 and variance 1 over the batch's
-        complete episodes.
+      normalize_returns: whether to normalize returns, minus the baseline, to mean 0 and variance 1
+        over the batch's complete episodes.
       baseline: whether there is a baseline, the observation's value.
     """
 
@@ -64,16 +65,17 @@ def make_agent(
     """Makes a REINFORCE agent.
 
     Args:
-      experience: the experience, a queue of padded items, each long enough for a complete episode and the row after it;
-        longer episodes are ignored.
-      network: the layers of policy and baseline, which share none; (64, 64) units, with tanh. With memory, an item
-        starts with its episode, so no states are stored (`Slicing.store_policy_state`).
+      experience: the experience, a queue of padded items, each long enough for a complete episode
+        and the row after it; longer episodes are ignored.
+      network: the layers of policy and baseline, which share none; (64, 64) units, with tanh. With
+        memory, an item starts with its episode, so no states are stored
+        (`Slicing.store_policy_state`).
       optimizer: the optimizer, of the part `reinforce`; 1e-3, clipped at 0.5.
       loss: the loss's coefficients.
 
     Raises:
-      ValueError: if the action is not supported (see `networks`), observations to normalize are not floats, or the
-        experience is not a queue of padded items without stored states.
+      ValueError: if the action is not supported (see `networks`), observations to normalize are not
+        floats, or the experience is not a queue of padded items without stored states.
     """
     _check(problem.experience)
     network = complete(problem, 'REINFORCE', ('shared',))
@@ -99,9 +101,9 @@ def _check(experience: Experience) -> None:
 class ReinforceAgent(ActorValueAgent):
     """See the module.
 
-    The extra metrics of the loss are sums over an episode, averaged over the episodes of the global batch:
-    `policy_loss`, `value_loss`, `entropy` [nats]; and `num_episodes`, and `ignored_share`, the share of the steps that
-    are of longer episodes than an item, on which it does not train.
+    The extra metrics of the loss are sums over an episode, averaged over the episodes of the global
+    batch: `policy_loss`, `value_loss`, `entropy` [nats]; and `num_episodes`, and `ignored_share`,
+    the share of the steps that are of longer episodes than an item, on which it does not train.
     """
 
     def __init__(self, *args: Any):
@@ -167,7 +169,8 @@ class ReinforceAgent(ActorValueAgent):
 def _ends(experience: Any) -> tf.Tensor:
     """Returns bool [B, T], whether a row is the last of a complete episode.
 
-    A sequence has rows of one episode. If its first row is not the episode's first, it is the end of a longer one.
+    A sequence has rows of one episode. If its first row is not the episode's first, it is the end
+    of a longer one.
     """
     return experience.is_last() & experience.is_first()[:, :1]
 

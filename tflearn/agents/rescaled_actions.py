@@ -1,13 +1,15 @@
 """Agents that work on actions in [-1, 1], whatever the environment's unit is.
 
-Learning rates, deviations and entropies are of one size then. What policies return, and what is stored, exported and
-recorded, is in the environment's unit: the parameters of distributions too, so that densities are those of the
-environment's actions. An agent's factory is decorated with `rescaled`, as by `algorithm.factory`: policies convert the
-actions that they return, and batches are converted when they are trained on. Where all bounds are -1 and 1 already, the
-agent stays as it is.
+Learning rates, deviations and entropies are of one size then. What policies return, and what is
+stored, exported and recorded, is in the environment's unit: the parameters of distributions too, so
+that densities are those of the environment's actions. An agent's factory is decorated with
+`rescaled`, as by `algorithm.factory`: policies convert the actions that they return, and batches
+are converted when they are trained on. Where all bounds are -1 and 1 already, the agent stays as it
+is.
 
-A float whose bounds are equal is a constant: the agent does not see it, and policies add it. Integers are counted from
-0 for the agent, whatever their minimum is. Integers and floats without finite bounds stay as they are.
+A float whose bounds are equal is a constant: the agent does not see it, and policies add it.
+Integers are counted from 0 for the agent, whatever their minimum is. Integers and floats without
+finite bounds stay as they are.
 """
 
 import functools
@@ -35,8 +37,8 @@ class ActionRescaling:
     """Converts actions between an environment's unit and [-1, 1].
 
     Attributes:
-      specs: the environment's specs, with the agent's actions: float32 in [-1, 1], and integers from 0 on; () is a
-        tensor of constants only.
+      specs: the environment's specs, with the agent's actions: float32 in [-1, 1], and integers
+        from 0 on; () is a tensor of constants only.
     """
 
     def __init__(self, specs: EnvironmentSpecs, rescales: bool = True):
@@ -246,7 +248,8 @@ class _Rescaled(_Unchanged):
         self._bounds = low.astype(spec.dtype.as_numpy_dtype), high.astype(spec.dtype.as_numpy_dtype)
         self._half = np.where(varies, high / 2 - low / 2, 0).astype(dtype)
         self._middle = np.where(varies, high / 2 + low / 2, low).astype(dtype)
-        # The numbers that vary in the flat tensor; and the place of each of its numbers among these, 0 for constants.
+        # The numbers that vary in the flat tensor; and the place of each of its numbers among
+        # these, 0 for constants.
         self._varying = None if varies.all() else np.flatnonzero(varies)
         self._places = np.maximum(np.cumsum(varies.ravel()) - 1, 0)
         shape = spec.shape if self._varying is None else tf.TensorShape([self._varying.size])
@@ -352,7 +355,8 @@ class _Counted(_Unchanged):
         return values + self._minimum
 
     def to_agent(self, values: Any) -> tf.Tensor:
-        # Zeros pad data; where 0 is no choice, they become the first one, so that no index is out of bounds.
+        # Zeros pad data; where 0 is no choice, they become the first one, so that no index is out
+        # of bounds.
         counted = values - self._minimum
         return tf.where(values == 0, tf.clip_by_value(counted, 0, self._last), counted)
 

@@ -1,29 +1,32 @@
 """Soft actor-critic with a learned temperature, for continuous actions; and conservative Q-learning, for recorded data.
 
-Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). With the actor pi, critics Q_i
-and their targets Q'_i, and the temperature alpha:
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). With the
+actor pi, critics Q_i and their targets Q'_i, and the temperature alpha:
 
   y = r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))   a' drawn from pi(. | s')
   critic loss = sum_i (y - Q_i(s, a))^2
   actor loss = alpha log pi(a | s) - min_i Q_i(s, a)           a drawn from pi(. | s)
   temperature loss = - log alpha (log pi(a | s) + target entropy)
 
-Differs from the paper: the log of the standard deviation is clipped to [-20, 2]; squares have the factor 1, not 1/2.
+Differs from the paper: the log of the standard deviation is clipped to [-20, 2]; squares have the
+factor 1, not 1/2.
 
-CQL (Kumar et al. 2020, arXiv 2006.04779) adds to the critics' loss, with the `gap` of `optimization/conservative.py`:
+CQL (Kumar et al. 2020, arXiv 2006.04779) adds to the critics' loss, with the `gap` of
+`optimization/conservative.py`:
 
   weight sum_i gap(Q_i)                                        with a fixed weight
   weight sum_i (gap(Q_i) - target gap)                         with one that is adapted: it grows above the target gap
 
-The integral over actions is estimated from N uniform actions and N of the policy, each divided by its density
-(appendix F). The authors' code also draws from the policy at the next observation, and leaves the entropy out of the
-targets; here they are SAC's.
+The integral over actions is estimated from N uniform actions and N of the policy, each divided by
+its density (appendix F). The authors' code also draws from the policy at the next observation, and
+leaves the entropy out of the targets; here they are SAC's.
 
-With memory, actor and critics have LSTMs of their own, trained on sequences after a burn-in, as in Ni et al. 2022,
-"Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs" (arXiv 2110.05038); stored states and burn-in are
-those of Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR). A critic's
-memory is of observations only. The actor starts with its stored state; the critics, which do not act, start with zeros,
-so they need the burn-in.
+With memory, actor and critics have LSTMs of their own, trained on sequences after a burn-in, as in
+Ni et al. 2022, "Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs" (arXiv
+2110.05038); stored states and burn-in are those of Kapturowski et al. 2019, "Recurrent Experience
+Replay in Distributed Reinforcement Learning" (ICLR). A critic's memory is of observations only. The
+actor starts with its stored state; the critics, which do not act, start with zeros, so they need
+the burn-in.
 """
 
 import dataclasses
@@ -75,10 +78,11 @@ class SACLoss:
     Attributes:
       gamma: the discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards.
-      target_entropy: the entropy [nats] of actions rescaled to [-1, 1] to which the temperature adapts; None is minus
-        the number of action dimensions.
+      target_entropy: the entropy [nats] of actions rescaled to [-1, 1] to which the temperature
+        adapts; None is minus the number of action dimensions.
       initial_log_alpha: the initial log of the temperature.
-      burn_in_steps: with memory, the first steps of a sequence, which only change the networks' states.
+      burn_in_steps: with memory, the first steps of a sequence, which only change the networks'
+        states.
     """
 
     gamma: Fraction = 0.99
@@ -116,19 +120,22 @@ def make_agent(
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
     Args:
-      experience: the experience, of uniform or prioritized order; returns are of n steps, n = sequence_length - 1,
-        without the entropies of the steps between. With memory, sequences are longer than `burn_in_steps` + 1, and the
-        last row is only used for its observation.
-      network: the layers of actor and critics; (256, 256) units each. With `lstm_size`, the first layer is before the
-        memory of each network, the others after it.
-      optimizer: the optimizers of `critic`, `actor`, `alpha`, and with a target gap `conservative`; 3e-4, not clipped.
-      conservative: CQL's regularizer; by default it has none. For training from files, without memory.
-      actor_network: observation -> distribution of the environment's action, with which the agent works on actions in
-        their own unit; None makes a tanh-squashed normal one, of actions in [-1, 1].
+      experience: the experience, of uniform or prioritized order; returns are of n steps, n =
+        sequence_length - 1, without the entropies of the steps between. With memory, sequences are
+        longer than `burn_in_steps` + 1, and the last row is only used for its observation.
+      network: the layers of actor and critics; (256, 256) units each. With `lstm_size`, the first
+        layer is before the memory of each network, the others after it.
+      optimizer: the optimizers of `critic`, `actor`, `alpha`, and with a target gap `conservative`;
+        3e-4, not clipped.
+      conservative: CQL's regularizer; by default it has none. For training from files, without
+        memory.
+      actor_network: observation -> distribution of the environment's action, with which the agent
+        works on actions in their own unit; None makes a tanh-squashed normal one, of actions in
+        [-1, 1].
 
     Raises:
-      ValueError: if the action is not one vector of floats with bounds, or the experience is a queue, or its sequences
-        are too short.
+      ValueError: if the action is not one vector of floats with bounds, or the experience is a
+        queue, or its sequences are too short.
     """
     network = checked_network(problem, 'SAC', ('shared',))
     if network.lstm_size:
@@ -203,7 +210,8 @@ def critic_targets(
     Args:
       reward: r, float32 [R].
       discount: gamma, 0 at the end of an episode, float32 [R].
-      bootstraps: Q'(s', a') of the target critics, float32 [R, N]; the paper's is the least of them.
+      bootstraps: Q'(s', a') of the target critics, float32 [R, N]; the paper's is the least of
+        them.
       log_probs: log pi(a' | s'), float32 [R].
       alpha: the temperature.
     """
@@ -224,8 +232,9 @@ def temperature_losses(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy:
 class SACAgent(ActorCriticAgent):
     """See the module.
 
-    The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`; `value`
-    in the unit of returns; `entropy` [nats], estimated by the drawn actions; and `alpha`. With CQL also
+    The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`,
+    `alpha_loss`; `value` in the unit of returns; `entropy` [nats], estimated by the drawn actions;
+    and `alpha`. With CQL also
     `excess_gap`: the critics' gaps, less the target gap.
     """
 

@@ -4,8 +4,8 @@ Oh et al. 2018, "Self-Imitation Learning" (arXiv 1806.05635), equations 2 and 3:
 
   L_policy = - log pi(a | x) max(R - V(x), 0)      L_value = 1/2 max(R - V(x), 0)^2
 
-There the steps are the agent's own past ones, here those of `Initial.demonstrations`. Unlike in behavioural cloning,
-steps that are no better than what the policy reaches by itself count nothing.
+There the steps are the agent's own past ones, here those of `Initial.demonstrations`. Unlike in
+behavioural cloning, steps that are no better than what the policy reaches by itself count nothing.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,8 @@ class Steps(NamedTuple):
       observation: [N, ...].
       action: [N, ...].
       sums: float32 [N], the discounted sum of the rewards to the episode's end.
-      last_factor: float32 [N], the discount of the value of the episode's last observation; 0 if it was terminated.
+      last_factor: float32 [N], the discount of the value of the episode's last observation; 0 if it
+        was terminated.
       last: the last observations of the episodes, [M, ...].
       episode: int32 [N], the number of the episode.
     """

@@ -1,25 +1,28 @@
 """TD3, twin delayed deep deterministic policy gradients, for continuous actions; and TD3+BC, for recorded data.
 
-Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods" (arXiv 1802.09477, algorithm 1).
-With the actor mu, the critics Q_1 and Q_2, their slowly updated targets mu', Q'_1 and Q'_2, and the half range h of the
-actions:
+Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods" (arXiv
+1802.09477, algorithm 1). With the actor mu, the critics Q_1 and Q_2, their slowly updated targets
+mu', Q'_1 and Q'_2, and the half range h of the actions:
 
   a' = clip(mu'(s') + h clip(e, -c, c), lowest, highest)       e ~ N(0, sigma^2)
   y = r + gamma min_i Q'_i(s', a')                             after n steps, the sum of their n rewards
   critic loss = sum_i (y - Q_i(s, a))^2
   actor loss = - Q_1(s, mu(s))                                 each `policy_delay` train steps, as are the targets
 
-Fujimoto and Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning" (arXiv 2106.06860, equations 5 and 6),
-adds the distance from the data's action, with alpha:
+Fujimoto and Gu 2021, "A Minimalist Approach to Offline Reinforcement Learning" (arXiv 2106.06860,
+equations 5 and 6), adds the distance from the data's action, with alpha:
 
   actor loss = - lambda Q_1(s, mu(s)) + mean(((mu(s) - a) / h)^2)          lambda = alpha / mean |Q_1(s, a)|
 
-Differs from the papers: layers, learning rates and batch size are those of the authors' later code, 256-256, 3e-4 and
-256. The mean of equation 6 is over the data's actions as there; the authors' code takes the actor's. The mean of the
+Differs from the papers: layers, learning rates and batch size are those of the authors' later code,
+256-256, 3e-4 and
+256. The mean of equation 6 is over the data's actions as there; the authors' code takes the
+  actor's. The mean of the
 distance is over the batch and the action's numbers, as in that code.
 
-TF-Agents' Td3Agent is not used: it neither scales the target's noise to the bounds nor clips its sum with the action,
-takes means over a replica's own batch, and applies gradients in a branch, which several replicas cannot do.
+TF-Agents' Td3Agent is not used: it neither scales the target's noise to the bounds nor clips its
+sum with the action, takes means over a replica's own batch, and applies gradients in a branch,
+which several replicas cannot do.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,11 +66,12 @@ class TD3Loss:
       gamma: the discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards.
       policy_delay: train steps between two updates of the actor and of all targets, the paper's d.
-      target_policy_noise: the deviation of the noise in the targets' actions, the paper's sigma, as a share of half the
-        range of each action.
-      target_policy_noise_clip: the largest absolute value of that noise, the paper's c, as such a share.
-      behavior_cloning_alpha: TD3+BC's alpha, the weight of the values beside the distance from the data's actions; the
-        paper's is 2.5. For training from files; None has no such distance.
+      target_policy_noise: the deviation of the noise in the targets' actions, the paper's sigma, as
+        a share of half the range of each action.
+      target_policy_noise_clip: the largest absolute value of that noise, the paper's c, as such a
+        share.
+      behavior_cloning_alpha: TD3+BC's alpha, the weight of the values beside the distance from the
+        data's actions; the paper's is 2.5. For training from files; None has no such distance.
     """
 
     gamma: Fraction = 0.99
@@ -137,7 +141,8 @@ def make_agent(
       optimizer: the optimizers of `critic` and `actor`; 3e-4, not clipped.
 
     Raises:
-      ValueError: if the action is not of floats with bounds, the experience is a queue, or a number is invalid.
+      ValueError: if the action is not of floats with bounds, the experience is a queue, or a number
+        is invalid.
     """
     network = checked_network(problem, 'TD3', (256, 256))
     optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4})
@@ -185,7 +190,8 @@ class NoisyPolicy(actor_policy.ActorPolicy):
         Args:
           specs: the environment's specs.
           actor: observation -> action.
-          noise: the deviation, or a function that returns the present one, as a share of half the range of each action.
+          noise: the deviation, or a function that returns the present one, as a share of half the
+            range of each action.
         """
         super().__init__(specs.time_step, specs.action, actor, training=False)
         self._noise = noise
@@ -205,8 +211,9 @@ class NoisyPolicy(actor_policy.ActorPolicy):
 class CorrelatedPolicy(noisy.NoisePolicy):
     """Noise of an Ornstein-Uhlenbeck process, from 0 on in each episode, in place of a `NoisyPolicy`'s.
 
-    Uhlenbeck and Ornstein 1930, as in Lillicrap et al. 2016 (arXiv 1509.02971, section 7), in time steps of 1. In units
-    of the policy's deviation, x' = (1 - damping) x + e, e ~ N(0, 1); the state is x.
+    Uhlenbeck and Ornstein 1930, as in Lillicrap et al. 2016 (arXiv 1509.02971, section 7), in time
+    steps of 1. In units of the policy's deviation, x' = (1 - damping) x + e, e ~ N(0, 1); the state
+    is x.
     """
 
     def __init__(self, policy: NoisyPolicy, damping: float):
@@ -240,8 +247,8 @@ class CorrelatedPolicy(noisy.NoisePolicy):
 class DeterministicAgent(actor_critic.ActorCriticAgent):
     """See the module. With one critic and without delay and noise it is DDPG.
 
-    The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, and `value` of the
-    data's actions, in the unit of returns; and TD3+BC's lambda, `value_scale`.
+    The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, and
+    `value` of the data's actions, in the unit of returns; and TD3+BC's lambda, `value_scale`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """TQC, truncated quantile critics: soft actor-critic with distributions of returns, without their greatest quantiles.
 
-Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional Quantile
-Critics" (arXiv 2005.04269, algorithm 1). With the actor pi, N critics of M quantiles, their targets Z', and the
-temperature alpha, which is learned as in SAC:
+Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous
+Distributional Quantile Critics" (arXiv 2005.04269, algorithm 1). With the actor pi, N critics of M
+quantiles, their targets Z', and the temperature alpha, which is learned as in SAC:
 
   z_1 <= z_2 <= ... are all N M quantiles Z'_n(s', a')          a' drawn from pi(. | s')
   y_i = r + gamma (z_i - alpha log pi(a' | s'))                 i = 1 ... (M - d) N
@@ -42,7 +42,8 @@ def make_agent(
     """Makes an agent for one vector of continuous actions. The defaults are the paper's (table 4).
 
     Args:
-      network: the layers; (256, 256) units of the actor, (512, 512, 512) of each critic; without memory.
+      network: the layers; (256, 256) units of the actor, (512, 512, 512) of each critic; without
+        memory.
       optimizer: the optimizers of `critic`, `actor` and `alpha`; 3e-4, not clipped.
       num_critics: N.
       truncated: the numbers of quantiles.

@@ -1,25 +1,26 @@
 """V-MPO: the policy learns the better half of its own actions, within a bound of how far it moves from the one before.
 
-Song et al. 2019, "V-MPO: On-Policy Maximum a Posteriori Policy Optimization for Discrete and Continuous Control" (arXiv
-1909.12238), section 4. With the advantages A of the steps D of a batch, of which D' is the half with the largest ones,
-the policy pi' that acted, the temperature eta and the multipliers alpha:
+Song et al. 2019, "V-MPO: On-Policy Maximum a Posteriori Policy Optimization for Discrete and
+Continuous Control" (arXiv 1909.12238), section 4. With the advantages A of the steps D of a batch,
+of which D' is the half with the largest ones, the policy pi' that acted, the temperature eta and
+the multipliers alpha:
 
   psi = exp(A / eta) / sum_D' exp(A / eta) in D', and 0 elsewhere
   policy loss = - sum_D' psi log pi(a | x)                                              (equation 3)
   temperature loss = eta epsilon_eta + eta log mean_D' exp(A / eta)                     (equation 4)
   KL loss = mean_D alpha (epsilon_alpha - [KL(pi', pi)]) + [alpha] KL(pi', pi)          (equation 5)
 
-Brackets mark what has no gradient. For continuous actions the KL loss has two such terms, of which the first compares
-only the means, the second only the covariances.
+Brackets mark what has no gradient. For continuous actions the KL loss has two such terms, of which
+the first compares only the means, the second only the covariances.
 
-The paper's target network is the policy that acted, whose distributions are in the data. T_target, the train steps from
-one target to the next, are those of an iteration (`Queue.training`), or, without iterations,
-`train.Intervals.publish_interval_steps`.
+The paper's target network is the policy that acted, whose distributions are in the data. T_target,
+the train steps from one target to the next, are those of an iteration (`Queue.training`), or,
+without iterations, `train.Intervals.publish_interval_steps`.
 
-Differs from the paper: the better half is that of a minibatch over all replicas, not of each device; with iterations,
-steps are used several times, and advantages are those at an iteration's start; rewards and observations are
-normalized by running statistics instead of PopArt, unless `normalize_values` is set; temperature and multipliers have
-an optimizer of their own.
+Differs from the paper: the better half is that of a minibatch over all replicas, not of each
+device; with iterations, steps are used several times, and advantages are those at an iteration's
+start; rewards and observations are normalized by running statistics instead of PopArt, unless
+`normalize_values` is set; temperature and multipliers have an optimizer of their own.
 """
 
 from collections.abc import Mapping
@@ -50,8 +51,8 @@ class VMPOLoss:
 
     Attributes:
       gamma: the discount per environment step, in [0, 1].
-      lambda_: the lambda of advantages and values' targets; 1 is the n-step return to the end of the sequence, as in
-        the paper.
+      lambda_: the lambda of advantages and values' targets; 1 is the n-step return to the end of
+        the sequence, as in the paper.
       value_coefficient: the coefficient of the value's squared error; 0.5 in the paper.
       epsilon_eta: the bound of the KL divergence [nats] of psi from equal weights.
       epsilon_alpha: the bound of KL(pi', pi) [nats] of integers in the action.
@@ -132,7 +133,8 @@ def eta_loss(eta: tf.Tensor, half: BetterHalf, epsilon: float) -> tf.Tensor:
 def policy_divergences(before: Any, now: Any, outer_rank: int) -> dict[str, tf.Tensor]:
     """Returns KL(before, now) of a nest of distributions, each summed over its kind of tensors of the action.
 
-    Of normal distributions with independent dimensions, with `before`'s mean m' and deviation s', `now`'s m and s:
+    Of normal distributions with independent dimensions, with `before`'s mean m' and deviation s',
+    `now`'s m and s:
 
       kl_mean = 1/2 sum ((m - m') / s')^2
       kl_covariance = 1/2 sum (s' / s)^2 - 1 - log (s' / s)^2
@@ -143,7 +145,8 @@ def policy_divergences(before: Any, now: Any, outer_rank: int) -> dict[str, tf.T
       outer_rank: the number of outer dimensions.
 
     Returns:
-      float32 [...] by name: 'kl' of categories, 'kl_mean' and 'kl_covariance' of numbers; only those that there are.
+      float32 [...] by name: 'kl' of categories, 'kl_mean' and 'kl_covariance' of numbers; only
+      those that there are.
     """
     found: dict[str, list[tf.Tensor]] = {}
     total = lambda values: tf.reduce_sum(values, axis=list(range(outer_rank, values.shape.rank)))  # noqa: E731
@@ -193,8 +196,8 @@ def make_agent(
     Args:
       experience: the experience, a queue; see `ppo.make_agent` for it and the network.
       network: the layers of policy and value.
-      optimizer: the optimizers of `v_mpo`, the network, 3e-4, clipped at 0.5; and of `v_mpo_dual`, the temperature and
-        the multipliers, 1e-2, never clipped.
+      optimizer: the optimizers of `v_mpo`, the network, 3e-4, clipped at 0.5; and of `v_mpo_dual`,
+        the temperature and the multipliers, 1e-2, never clipped.
       loss: the loss's coefficients and bounds.
 
     Raises:
@@ -211,10 +214,11 @@ def make_agent(
 class VMPOAgent(ppo.PPOAgent):
     """See the module. It prepares samples as PPO's agent does.
 
-    The extra metrics of the loss: `policy_loss` and `temperature_loss`, sums over the better half, and means over the
-    valid steps of the global batch: `value_loss`, `entropy` [nats], and of `policy_divergences` those
-    are [nats], with the multiplier of each (`kl`, `kl_alpha`); `kl_to_behaviour`, their sum; `eta`, the temperature;
-    `explained_variance` of the values, and `valid_share`.
+    The extra metrics of the loss: `policy_loss` and `temperature_loss`, sums over the better half,
+    and means over the valid steps of the global batch: `value_loss`, `entropy` [nats], and of
+    `policy_divergences` those are [nats], with the multiplier of each (`kl`, `kl_alpha`);
+    `kl_to_behaviour`, their sum; `eta`, the temperature; `explained_variance` of the values, and
+    `valid_share`.
     """
 
     def __init__(self, problem: Problem, network: Any, optimizers: Any, loss: VMPOLoss, normalizers: Any):

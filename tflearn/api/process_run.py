@@ -102,16 +102,20 @@ def run(
       num_collectors: collect jobs; at least 1.
       num_replay_servers: replay servers that share the replay.
       coordinator_address: 'host:port' of the coordinator; None: a free port of this machine.
-      coordinator_alone: whether it is a program of its own; None: if there are several replay servers.
+      coordinator_alone: whether it is a program of its own; None: if there are several replay
+        servers.
       connect_timeout_secs: how long a job waits for another one.
       stop_timeout_secs: how long a job may take to end.
-      warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
+      warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job
+        loads them itself.
       code_snapshot: record how the code differs from its git revision.
-      silent_timeout_secs: a job that has not reported for so long is killed and started again; 0: never.
+      silent_timeout_secs: a job that has not reported for so long is killed and started again; 0:
+        never.
       backend: where the jobs run, and what each of them gets.
       more_flags: further ones for all jobs; --replay_backend for the replay servers alone.
       num_relays: relays of weights; None: one for each hundred of more than two hundred collectors.
-      num_feed_workers: starts a feed with so many workers, from which the train job gets its batches; 0 starts none.
+      num_feed_workers: starts a feed with so many workers, from which the train job gets its
+        batches; 0 starts none.
 
     Returns:
       An exit code; see `local.run`. Under a scheduler 0: the jobs are submitted.

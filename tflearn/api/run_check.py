@@ -1,7 +1,8 @@
 """Checks a run's configuration before its jobs start, in a process that loads the modules which its gin files import.
 
-`ask` is for programs that load no TensorFlow; they begin with the answer. It takes a fork of a warm parent, which has
-loaded the libraries of the jobs, or else a process of its own, which takes some seconds.
+`ask` is for programs that load no TensorFlow; they begin with the answer. It takes a fork of a warm
+parent, which has loaded the libraries of the jobs, or else a process of its own, which takes some
+seconds.
 """
 
 import dataclasses

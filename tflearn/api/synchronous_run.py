@@ -39,7 +39,8 @@ EVALUATION_SEED = 1_000_000
 @contextlib.contextmanager
 def _progress_logged() -> Iterator[None]:
     """Logs what jobs report to stderr during the block, unless this is a notebook, or the program has set up its own
-    logging. Nothing of the block is logged before or after it: absl would set up logging of its own.
+    logging. Nothing of the block is logged before or after it: absl would set up logging of its
+    own.
     """
     root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
     if root.handlers or local.in_notebook():
@@ -69,7 +70,8 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
 
     Args:
       run_dir: the run's directory.
-      arguments: those of the synchronous job that this function does not give, or single settings of its groups.
+      arguments: those of the synchronous job that this function does not give, or single settings
+        of its groups.
       evaluation: those of the evaluate job.
 
     Raises:
@@ -187,7 +189,8 @@ class _Jobs:
 def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
     """Creates the run's directory, and the threads of both jobs; waits for them at the end of the block.
 
-    An error of one stops the other, and is raised. So does Ctrl-C: training saves a checkpoint before it ends.
+    An error of one stops the other, and is raised. So does Ctrl-C: training saves a checkpoint
+    before it ends.
     """
     run_dir.make()
     stop = threading.Event()

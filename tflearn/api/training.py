@@ -51,8 +51,8 @@ class TrainedRun:
       reason: why training ended.
       train_step: train steps of the run.
       env_steps: environment steps of the run.
-      evaluations: all evaluations of the greedy policy in their order: train_step, mean_return, returns (of each
-        episode), mean_length, metrics (of the other numbers of the episodes), ...
+      evaluations: all evaluations of the greedy policy in their order: train_step, mean_return,
+        returns (of each episode), mean_length, metrics (of the other numbers of the episodes), ...
       policy: the best policy by evaluation: `policy(observation)` -> action.
     """
 
@@ -95,38 +95,41 @@ def train(
 ) -> TrainedRun:
     """Trains an agent and evaluates its greedy policy, from a script or a notebook.
 
-    What is to be trained is either a gin file (`tflearn.train('dqn_cartpole')`) or the run's parts as Python objects.
-    The same call continues a run that was stopped (Ctrl-C saves a checkpoint), and returns the result of one that has
-    reached its end. Each run needs its own directory.
+    What is to be trained is either a gin file (`tflearn.train('dqn_cartpole')`) or the run's parts
+    as Python objects. The same call continues a run that was stopped (Ctrl-C saves a checkpoint),
+    and returns the result of one that has reached its end. Each run needs its own directory.
 
     Args:
       gin_file: a path, or the name of a packaged gin file.
       root_dir: the run's directory; runs/<name of the gin file> by default.
-      mode: 'processes' runs the jobs as processes of this machine, as tflearn-launch does, and is the default for a gin
-        file. They import functions and classes by their names: those of a module, `functools.partial` of them, and
-        dataclasses. 'synchronous' collects and trains alternately in this process.
+      mode: 'processes' runs the jobs as processes of this machine, as tflearn-launch does, and is
+        the default for a gin file. They import functions and classes by their names: those of a
+        module, `functools.partial` of them, and dataclasses. 'synchronous' collects and trains
+        alternately in this process.
       gin_bindings: gin statements that come after the gin file.
       num_collectors: how many collect jobs to start, in the mode 'processes'.
       make_environment: makes the environment.
       make_agent: makes the agent.
-      experience: the data that the learner consumes; None is `EXPERIENCE` of the agent's module, which all agents of
-        `tflearn.agents` have.
-      num_train_steps: train steps at which training ends; None if `max_env_steps` or `max_secs` is given. A run
-        that has ended goes on with a greater number.
-      target_return: mean return (or `evaluate_options.target_metric`) at which training ends: of one evaluation, and of
-        a second one to confirm it. None trains to the end.
+      experience: the data that the learner consumes; None is `EXPERIENCE` of the agent's module,
+        which all agents of `tflearn.agents` have.
+      num_train_steps: train steps at which training ends; None if `max_env_steps` or `max_secs` is
+        given. A run that has ended goes on with a greater number.
+      target_return: mean return (or `evaluate_options.target_metric`) at which training ends: of
+        one evaluation, and of a second one to confirm it. None trains to the end.
       num_episodes: episodes of one evaluation; 20 by default.
-      evaluate_options: limits of an evaluation, and another metric than the return for the target and the best policy.
-        By default each exported policy is evaluated.
+      evaluate_options: limits of an evaluation, and another metric than the return for the target
+        and the best policy. By default each exported policy is evaluated.
       plateau: ends training when evaluations get no better.
-      record_video: makes an environment that records videos of evaluations, in <root_dir>/videos, such as
-        `functools.partial(gymnasium_env.record, 'CartPole-v1')` (the extra `video`).
-      **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, learner_options, ...; and
-        fields of its groups: max_env_steps, max_secs, seed, export_interval_steps, ... `RunSettings` lists them.
+      record_video: makes an environment that records videos of evaluations, in <root_dir>/videos,
+        such as `functools.partial(gymnasium_env.record, 'CartPole-v1')` (the extra `video`).
+      **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments,
+        learner_options, ...; and fields of its groups: max_env_steps, max_secs, seed,
+        export_interval_steps, ... `RunSettings` lists them.
 
     Raises:
       TypeError: if arguments are missing, unknown, or cannot be combined.
-      ValueError: if an argument is out of its range, the gin file is wrong, or the run directory cannot be used.
+      ValueError: if an argument is out of its range, the gin file is wrong, or the run directory
+        cannot be used.
       RuntimeError: if a job failed.
     """
     given = {
@@ -300,8 +303,8 @@ def result(run_dir: RunDir) -> TrainedRun:
 class GinText:
     """Gathers the statements of a gin file.
 
-    Its values are literals, lists, tuples and dicts of values, functions and classes of modules, `functools.partial` of
-    them, and instances of dataclasses.
+    Its values are literals, lists, tuples and dicts of values, functions and classes of modules,
+    `functools.partial` of them, and instances of dataclasses.
     """
 
     def __init__(self) -> None:

@@ -34,8 +34,8 @@ def read_run(
     """Reads a run's configuration, looks up its names, and checks that all of them exist and are used.
 
     Args:
-      job: a job of the run. The other jobs are the functions with their module's name in those modules of the same
-        package that the files import.
+      job: a job of the run. The other jobs are the functions with their module's name in those
+        modules of the same package that the files import.
 
     Returns:
       The statements, with their names looked up, and the jobs.
@@ -77,8 +77,8 @@ def final(bindings: Iterable[Binding], jobs: Iterable[Configurable]) -> list[Bin
 def reach(bindings: Sequence[Binding], jobs: Iterable[Configurable]) -> Usage:
     """Follows references and macros from `jobs`.
 
-    A binding that a later one overrides counts too: a user who replaces a schedule by a number need not remove the
-    schedule's bindings.
+    A binding that a later one overrides counts too: a user who replaces a schedule by a number need
+    not remove the schedule's bindings.
     """
     usage: Usage = {}
     todo: list[tuple[Configurable | str, str]] = [(job, '') for job in jobs]

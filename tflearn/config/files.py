@@ -33,7 +33,8 @@ def resolve(name: str) -> pathlib.Path:
     """Finds a gin file. If several have the name, a warning names the one that is used.
 
     Args:
-      name: a path, or the name of a packaged file with or without '.gin'. A path that exists comes first.
+      name: a path, or the name of a packaged file with or without '.gin'. A path that exists comes
+        first.
 
     Raises:
       ValueError: if there is none; the message names similar ones.

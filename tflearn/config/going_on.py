@@ -1,8 +1,8 @@
 """Continues a run that has ended: compares its stop conditions and settings with those of before.
 
-A run that ended goes on if the condition that ended it was raised, or removed; one that its program stopped, if one of
-its stop conditions was. Launch and all jobs, which may start in
-any order, find the same.
+A run that ended goes on if the condition that ended it was raised, or removed; one that its program
+stopped, if one of its stop conditions was. Launch and all jobs, which may start in any order, find
+the same.
 """
 
 import contextlib
@@ -16,7 +16,8 @@ from tflearn.files import messages
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
 
-# By the condition's name, which begins the reason in DONE: the functions whose parameter its last part is.
+# By the condition's name, which begins the reason in DONE: the functions whose parameter its last
+# part is.
 _STOP, _DATA_STOP = 'stop_conditions.StopConditions', 'stop_conditions.DataStopConditions'
 CONDITIONS = {
     'num_train_steps': (_STOP,),
@@ -84,7 +85,8 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     before = (trained or {}).get('conditions', {})
     if not _has_moved(str(request.get('reason', done['reason'])), done, before, conditions):
         return False
-    # DONE last: a process that is killed in between decides in the same way when it is started again.
+    # DONE last: a process that is killed in between decides in the same way when it is started
+    # again.
     run_dir.stop_request.unlink(missing_ok=True)
     run_dir.train_result.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another job was faster, or training alone had ended

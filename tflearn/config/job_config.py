@@ -1,7 +1,7 @@
 """Configures a job from its run's gin file. What is misspelt, unused or missing is an error that names it.
 
-One file serves every job of a run. All names are looked up before gin reads them: gin knows neither which bindings a
-run uses nor, on the command line, what the files import.
+One file serves every job of a run. All names are looked up before gin reads them: gin knows neither
+which bindings a run uses nor, on the command line, what the files import.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ class ConfiguredJob:
         """Runs the job, and returns what it returns.
 
         Raises:
-          UserValueError: if an argument of the job, or of a function that is bound in it, has no value.
+          UserValueError: if an argument of the job, or of a function that is bound in it, has no
+            value.
         """
         with _gin_errors_as_user_errors():
             return gin.get_configurable(self.job.function)(**self.arguments)
@@ -96,8 +97,8 @@ def configure(
       shared_arguments: the arguments of the job that get their values from bindings of other jobs.
 
     Raises:
-      ValueError: for what is not gin, does not exist, is not used or is missing; the message names the place and the
-        nearest valid name.
+      ValueError: for what is not gin, does not exist, is not used or is missing; the message names
+        the place and the nearest valid name.
       ImportError: if an imported module needs a package that is not installed.
     """
     gin.clear_config()  # First: a locked configuration lets no module register its functions.
@@ -133,8 +134,8 @@ def check(
 
     Args:
       jobs: the modules of the run's jobs, each of which has a function of its name.
-      check_factory: checks a function that the run uses, by its full name and the values bound to its arguments; a
-        value is None if only gin can evaluate it.
+      check_factory: checks a function that the run uses, by its full name and the values bound to
+        its arguments; a value is None if only gin can evaluate it.
 
     Raises:
       ValueError, ImportError: what `configure` raises; or what `check_factory` raises.
@@ -229,7 +230,8 @@ def _gin_text(bindings: Sequence[Binding]) -> str:
 def save(run_dir: RunDir, configured: ConfiguredJob) -> None:
     """Writes config.gin, and the same settings by name as config_values.json.
 
-    An older config.gin that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
+    An older config.gin that differs is kept as config-1.gin, config-2.gin, ..., and the difference
+    is logged.
 
     A finished run keeps its configuration.
 

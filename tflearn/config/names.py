@@ -88,7 +88,8 @@ def resolve(statements: Statements, jobs: Iterable[Configurable]) -> list[tuple[
     """Looks up every name in `statements` and sets the targets of bindings and references.
 
     Returns:
-      The names that do not exist: as they were written, with their place and a half-sentence that gives the reason.
+      The names that do not exist: as they were written, with their place and a half-sentence that
+      gives the reason.
     """
     known = set(jobs)
     mistakes = []
@@ -131,8 +132,8 @@ def callables(imports: Iterable[Import]) -> list[str]:
 def _find_from_anywhere(selector: str, imports: Iterable[Import], known: Iterable[Configurable]) -> Configurable | None:
     """Looks up a name on the command line.
 
-    It may begin with a module that any file of the run imports, may be the full path, and may leave out the module when
-    one function of the run alone has that name.
+    It may begin with a module that any file of the run imports, may be the full path, and may leave
+    out the module when one function of the run alone has that name.
     """
     found = {item for item in known if f'.{item.full_name}'.endswith(f'.{selector}')}
     if not found:

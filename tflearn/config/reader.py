@@ -17,7 +17,8 @@ from tflearn.core.errors import UserValueError
 FLAG = '--gin_bindings'
 _MOST_NESTED = 50  # brackets in brackets, modules in modules: Python's recursion has an end
 
-# What gin's parser raises; TypeError: a list as a key; the last two: brackets in brackets in brackets, without end.
+# What gin's parser raises; TypeError: a list as a key; the last two: brackets in brackets in
+# brackets, without end.
 _NO_GIN = (SyntaxError, ValueError, TypeError, tokenize.TokenError, StopIteration, RecursionError, MemoryError)
 
 

@@ -1,7 +1,7 @@
 """What gin can bind: each setting with the values that it can have, its default, its unit and what it is.
 
-Settings are the arguments of the jobs and of the factories that gin hands to them, and the fields of the dataclasses
-among these. They are read from the modules themselves, which loads TensorFlow.
+Settings are the arguments of the jobs and of the factories that gin hands to them, and the fields
+of the dataclasses among these. They are read from the modules themselves, which loads TensorFlow.
 """
 
 import dataclasses

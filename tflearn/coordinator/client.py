@@ -266,8 +266,8 @@ class Coordinator:
 
         Args:
           until_then: what the job does while there is no answer, for the warning.
-          timeout_secs: how long nothing may answer at all. A machine that refuses the connection is there: the
-            coordinator may be started again on it.
+          timeout_secs: how long nothing may answer at all. A machine that refuses the connection is
+            there: the coordinator may be started again on it.
           last: what was known before, for the error.
 
         Raises:
@@ -312,7 +312,8 @@ class Coordinator:
         """Returns the JSON object of an answer.
 
         Args:
-          again: whether to ask a coordinator again that was started again, when it has taken the job in.
+          again: whether to ask a coordinator again that was started again, when it has taken the
+            job in.
           anonymous: whether it need not have.
 
         Raises:
@@ -409,9 +410,9 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
 class LearnerWatch:
     """For how long a replay server has heard nothing of the learner.
 
-    A lost learner cannot be seen otherwise: without a network nothing arrives, no connection ends, and a learner that
-    waits for data asks for nothing either. Nothing is watched before the first heartbeat, and after one that says that
-    the learner ends.
+    A lost learner cannot be seen otherwise: without a network nothing arrives, no connection ends,
+    and a learner that waits for data asks for nothing either. Nothing is watched before the first
+    heartbeat, and after one that says that the learner ends.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):

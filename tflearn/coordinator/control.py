@@ -1,11 +1,12 @@
 """The control protocol: leases, collectors' reports, and the credits that the learner grants.
 
-Messages are frozen dataclasses with one encoding for every transport; pure functions compute what follows from them. A
-message of another version of the protocol is refused.
+Messages are frozen dataclasses with one encoding for every transport; pure functions compute what
+follows from them. A message of another version of the protocol is refused.
 
-A lease is a claim of one process that expires by itself. Its owner renews it by sending any message with it. The
-receiver measures the lease's duration from the receipt, by its own monotonic clock, so that no two machines' clocks are
-ever compared. An owner that returns after its lease has expired takes a new one with the next epoch.
+A lease is a claim of one process that expires by itself. Its owner renews it by sending any message
+with it. The receiver measures the lease's duration from the receipt, by its own monotonic clock, so
+that no two machines' clocks are ever compared. An owner that returns after its lease has expired
+takes a new one with the next epoch.
 """
 
 import bisect
@@ -62,9 +63,11 @@ class Report:
 
     Attributes:
       counts: counts since the sender's start, to be summed over senders: 'env_steps', and more.
-      episodes: ended episodes that the receiver does not have, each as metrics by name: 'return', and more.
+      episodes: ended episodes that the receiver does not have, each as metrics by name: 'return',
+        and more.
       delivered: items made under this lease that are in the replay.
-      items_at_once: items that the sender makes at a time (its environments); 0 makes none and gets no credits.
+      items_at_once: items that the sender makes at a time (its environments); 0 makes none and gets
+        no credits.
       first_episode: the number of the first of these episodes; a sender counts its own from 0 on.
       policy_version: the version of the weights that the sender acts with.
     """
@@ -103,13 +106,15 @@ class Share:
 class Credits:
     """The items that all collectors together may make.
 
-    The message holds the shares at `policy_version` and the items that each later version adds, so that learner and
-    collectors compute the same shares without a message for each version (see `at`).
+    The message holds the shares at `policy_version` and the items that each later version adds, so
+    that learner and collectors compute the same shares without a message for each version (see
+    `at`).
 
     Attributes:
       policy_version: the version of the weights up to which the shares' `allowed` counts.
       items_per_version: items that each later version adds, over all collectors.
-      surplus: items allowed beyond what was wanted; negative while there is no collector to make them.
+      surplus: items allowed beyond what was wanted; negative while there is no collector to make
+        them.
     """
 
     policy_version: int
@@ -120,8 +125,9 @@ class Credits:
     def at(self, policy_version: int) -> 'Credits':
         """Returns the credits at a later version; itself for an earlier one."""
         version = max(self.policy_version, policy_version)
-        # The same collectors are next, whether versions are added one by one or at once. Newer credits come long
-        # before the bound, unless somebody reported a version that nobody published.
+        # The same collectors are next, whether versions are added one by one or at once. Newer
+        # credits come long before the bound, unless somebody reported a version that nobody
+        # published.
         num_versions = min(version - self.policy_version, _MAX_VERSIONS_AHEAD)
         shares, surplus = allocate(self.shares, self.surplus - num_versions * self.items_per_version)
         return dataclasses.replace(self, policy_version=version, surplus=surplus, shares=shares)
@@ -135,20 +141,22 @@ class Credits:
 def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...], int]:
     """Divides the wanted items among collectors, in round-robin order.
 
-    Each round allows as many items as the collector makes at a time: a collector whose environments end their items
-    together cannot make fewer. Items beyond what was wanted are the surplus, by which the next time fewer are allowed.
-    So over several versions no more items are allowed than wanted, whatever the number of collectors and environments.
+    Each round allows as many items as the collector makes at a time: a collector whose environments
+    end their items together cannot make fewer. Items beyond what was wanted are the surplus, by
+    which the next time fewer are allowed. So over several versions no more items are allowed than
+    wanted, whatever the number of collectors and environments.
 
     Args:
       surplus: items allowed beyond what was wanted; if negative, this many items are wanted.
 
     Returns:
-      The new shares, in the same order, and the new surplus: if there are collectors, at least 0 and less than the
-      items of one round.
+      The new shares, in the same order, and the new surplus: if there are collectors, at least 0
+      and less than the items of one round.
     """
     if surplus >= 0 or not shares:
         return shares, surplus
-    # All turns below an order come before any at it, so most of them are counted at once: however many are wanted.
+    # All turns below an order come before any at it, so most of them are counted at once: however
+    # many are wanted.
     first = min(share.order for share in shares)
     orders = range(first, first - surplus + 1)
     order = orders[bisect.bisect_left(orders, -surplus, key=lambda each: sum(_items_below(shares, each))) - 1]
@@ -246,7 +254,8 @@ def decode(text: str | bytes, kind: type[Message], max_bytes: int = _MAX_BYTES) 
     """Returns the message that `encode` encoded.
 
     Args:
-      max_bytes: more are refused unread; a coordinator's reports of many episodes have more than a sender's.
+      max_bytes: more are refused unread; a coordinator's reports of many episodes have more than a
+        sender's.
 
     Raises:
       ValueError: if the text is not a message of this kind and version of the protocol.
@@ -310,9 +319,9 @@ def check_numbers(what: str, numbers: Any, rule: settings.Rule, most: int = _MAX
             raise error
 
 
-# What a message may hold, checked where it is read: the divisions of credits make too many to check each. A number
-# outside of it would not fail here, but where messages are summed, compared or waited for: in the learner, and again in
-# each one that is started after it.
+# What a message may hold, checked where it is read: the divisions of credits make too many to check
+# each. A number outside of it would not fail here, but where messages are summed, compared or
+# waited for: in the learner, and again in each one that is started after it.
 COUNT = Annotated[int, Range(least=0, most=1 << 53)]
 _EPOCH = Annotated[int, Range(least=1, most=1 << 53)]
 _VERSION = Annotated[int, Range(least=-1, most=MAX_VERSION)]

@@ -1,8 +1,8 @@
 """What is published: the policy's variables, the train step, the policy's version, and whether training is over. By a
 Publisher off the training thread; a Subscriber pulls it into live variables.
 
-Variables are identified by their index; names are only for messages (without the numbers that Keras appends within a
-process).
+Variables are identified by their index; names are only for messages (without the numbers that Keras
+appends within a process).
 """
 
 import dataclasses
@@ -37,7 +37,8 @@ class Publication:
 
     Attributes:
       policy_version: counts the run's publications.
-      published_at: its time [microseconds since 1970], which distinguishes it: a restored learner may repeat versions.
+      published_at: its time [microseconds since 1970], which distinguishes it: a restored learner
+        may repeat versions.
     """
 
     train_step: int = 0
@@ -78,8 +79,9 @@ def contract(
 ) -> dict[str, Any]:
     """Returns the contract of a job: what must be equal in all jobs of a run, as JSON.
 
-    Signatures compare shapes and types; with another discount or reward all would fit, so settings are in it too. The
-    first replay server makes the run's, from its own environment and agent, or else the learner.
+    Signatures compare shapes and types; with another discount or reward all would fit, so settings
+    are in it too. The first replay server makes the run's, from its own environment and agent, or
+    else the learner.
 
     Args:
       variables: those that the learner publishes.
@@ -103,7 +105,8 @@ class Publisher:
     """Publishes a policy's variables with increasing versions.
 
     Attributes:
-      least_version: versions below are refused, since somebody acts with a newer one: the next one is at least this.
+      least_version: versions below are refused, since somebody acts with a newer one: the next one
+        is at least this.
     """
 
     def __init__(self, coordinator: Coordinator, variables: Sequence[tf.Variable]):
@@ -133,8 +136,8 @@ class Publisher:
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
         """Takes a snapshot of the variables and schedules it to be sent.
 
-        Weights that are not finite are not sent: it logs an error and sends the previous weights again with the new
-        version, since collectors may wait for it.
+        Weights that are not finite are not sent: it logs an error and sends the previous weights
+        again with the new version, since collectors may wait for it.
 
         Raises:
           RuntimeError: if the thread that sends has failed.
@@ -252,8 +255,8 @@ class Subscriber:
     def wait(self, timeout_secs: float) -> None:
         """Waits for the first publication of a learner that is still training, and whose policy should act.
 
-        Each publication of a learner that trains on demonstrations first begins the time limit again. If training ends
-        meanwhile, it returns too.
+        Each publication of a learner that trains on demonstrations first begins the time limit
+        again. If training ends meanwhile, it returns too.
 
         Raises:
           TimeoutError: if no learner publishes in time.

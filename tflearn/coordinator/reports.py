@@ -1,13 +1,14 @@
 """Reports from collectors to the learner: environment steps, the metrics of episodes. And the credits that answer them.
 
-Each report holds the collector's counts since its own start, not differences, so lost or repeated reports cause no
-error. Episodes are numbered, and a collector keeps each until the learner has acknowledged it: none is lost or counted
-twice when the coordinator is started again. The run's total is the sum over all collectors that ever reported. What is
-kept of a collector that has not reported for `control.FORGET_SECS` is its part of the total. So a collector whose
-reports did not arrive for half of that time continues as a new one, which counts from its last report on.
+Each report holds the collector's counts since its own start, not differences, so lost or repeated
+reports cause no error. Episodes are numbered, and a collector keeps each until the learner has
+acknowledged it: none is lost or counted twice when the coordinator is started again. The run's
+total is the sum over all collectors that ever reported. What is kept of a collector that has not
+reported for `control.FORGET_SECS` is its part of the total. So a collector whose reports did not
+arrive for half of that time continues as a new one, which counts from its last report on.
 
-Credits are the items that the learner wants: a ledger divides them among the collectors whose reports renew their
-leases, and a reader tells each of its own.
+Credits are the items that the learner wants: a ledger divides them among the collectors whose
+reports renew their leases, and a reader tells each of its own.
 """
 
 import dataclasses
@@ -45,8 +46,8 @@ class Reporter:
     """The collector's side: one report at a time for all of its environments. Each renews its lease.
 
     Attributes:
-      allowed_env_steps: how many environment steps it may take in all, of a limit for all collectors. 0 before an
-        answer, and after a report without the limit.
+      allowed_env_steps: how many environment steps it may take in all, of a limit for all
+        collectors. 0 before an answer, and after a report without the limit.
       env_steps_left: how many of the limit nobody had taken yet.
     """
 
@@ -74,8 +75,10 @@ class Reporter:
         """Sends one report. Returns whether the coordinator has it.
 
         Args:
-          counts: counts and seconds since this collector's start, to be summed over collectors: 'env_steps', and more.
-          episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
+          counts: counts and seconds since this collector's start, to be summed over collectors:
+            'env_steps', and more.
+          episodes: the episodes that ended since the last report, each as metrics by name:
+            'return', and more.
           delivered: items made under the lease that are in the replay.
           policy_version: see `control.Report`.
         """
@@ -276,10 +279,12 @@ _RETRY_SECS = 0.5
 class CreditLedger:
     """Keeps the credits of all live collectors in balance with the items that the learner wants. Not thread-safe.
 
-    In all the learner wants the items that it has used, those that it has dropped as too old, and those that it takes
-    next: the items between two publications, 1 + `versions_ahead` times. Each of these items has arrived in the replay,
-    or is owed by a live collector, or is allowed here to one of them. So items owed by a lost collector are allowed to
-    the others.
+    In all the learner wants the items that it has used, those that it has dropped as too old, and
+    those that it takes
+    next: the items between two publications, 1 + `versions_ahead` times. Each of these items has
+      arrived in the replay,
+    or is owed by a live collector, or is allowed here to one of them. So items owed by a lost
+    collector are allowed to the others.
     """
 
     def __init__(
@@ -290,7 +295,8 @@ class CreditLedger:
     ):
         """
         Args:
-          items_per_version: items that the learner takes between two publications, over all workers.
+          items_per_version: items that the learner takes between two publications, over all
+            workers.
           versions_ahead: see `Queue.versions_ahead`.
           clock: returns the time [seconds].
         """
@@ -339,7 +345,8 @@ class CreditLedger:
     def reconcile(self, dropped: int, arrived: int) -> None:
         """Removes collectors whose leases have expired, and grants the missing items.
 
-        Read the reports before counting `arrived`, so that items that a report counts as delivered are included.
+        Read the reports before counting `arrived`, so that items that a report counts as delivered
+        are included.
 
         Args:
           dropped: the items that all workers have dropped as too old so far.
@@ -353,7 +360,8 @@ class CreditLedger:
             self.credits = dataclasses.replace(self.credits, shares=shares)
         surplus = self.credits.surplus - (dropped - self._dropped) * self._wants
         self._dropped = dropped
-        # Reports may be late, so an item that has arrived may still count as owed: both values are bounds.
+        # Reports may be late, so an item that has arrived may still count as owed: both values are
+        # bounds.
         owed = sum(max(0, share.allowed - self._delivered[share.owner]) for share in self.credits.shares)
         least = arrived - self.wanted
         self._grant(min(max(surplus, least), least + owed), self.credits.policy_version)

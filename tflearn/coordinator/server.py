@@ -1,7 +1,8 @@
 """The coordinator's server: everything that jobs exchange besides experience.
 
     POST /v1/register      {"role": ..., "index": 0, "address": "host:port", "contract": {...}, "had_epoch": false};
-                           answers what the job has to know, 409 with the run's contract if that is another one
+                           answers what the job has to know, 409 with the run's contract if that is
+                           another one
     GET  /v1/addresses/ROLE
     PUT  /v1/weights       a publication; 405 at a relay
     GET  /v1/weights       the newest one; 404 while there is none
@@ -9,7 +10,8 @@
                            Prefer: wait=SECS      waits so long for another one (RFC 7240)
                            A-IM: tflearn-delta    the difference to it will do (RFC 3229)
     POST /v1/report        a report: {"received": 7, "acknowledged": 3}, the numbers of episodes; if it has a limit of
-                           environment steps, also how many the sender may take: "allowed_env_steps", "env_steps_left"
+                           environment steps, also how many the sender may take:
+                           "allowed_env_steps", "env_steps_left"
     POST /v1/reports       {"after": 0, "acknowledged": {...}, "env_steps": {...}}: {"number": 4, "reports": [...]}
     PUT  /v1/credits       the newest credits
     POST /v1/credits       {"number": 3, "wait": 2}: {"number": 4, "credits": ...}
@@ -18,12 +20,12 @@
     GET  /v1/counts
     GET  /v1/status
 
-Tflearn-Incarnation: what registering answered; 412 if that was before a restart: the job registers again first.
-Tflearn-Claim: EPOCH/OWNER is the learner's; 409 if another one has taken over.
+Tflearn-Incarnation: what registering answered; 412 if that was before a restart: the job registers
+again first. Tflearn-Claim: EPOCH/OWNER is the learner's; 409 if another one has taken over.
 
-A relay is such a server whose weights come from another one, and which answers requests for weights and for the
-status alone. So the coordinator's machine sends each publication once for each relay, and a relay once for each of its
-collectors.
+A relay is such a server whose weights come from another one, and which answers requests for weights
+and for the status alone. So the coordinator's machine sends each publication once for each relay,
+and a relay once for each of its collectors.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """A coordinator's state. Nothing of it is on disk: after a restart every job sends its part again.
 
-One learner at a time writes weights and credits and reads reports: who registered with the greatest epoch. Policy
-versions never go back: collectors report the version that they act with, and older weights are refused.
+One learner at a time writes weights and credits and reads reports: who registered with the greatest
+epoch. Policy versions never go back: collectors report the version that they act with, and older
+weights are refused.
 """
 
 import collections
@@ -160,7 +161,8 @@ class State:
           had_epoch: whether it had this epoch before.
 
         Returns:
-          What it has to know; 'contract' is empty while nobody has made it, and the job has to ask again.
+          What it has to know; 'contract' is empty while nobody has made it, and the job has to ask
+          again.
 
         Raises:
           Conflict: if it belongs to another run, or another learner has this one.
@@ -196,7 +198,8 @@ class State:
         known = self._learner
         if known is None and claim.epoch <= _MAX_EPOCHS_AHEAD:
             self._first_epoch = claim.epoch, self._clock()
-        # Not of the newest one: whoever claims again and again would push the run's epochs on without an end.
+        # Not of the newest one: whoever claims again and again would push the run's epochs on
+        # without an end.
         first, at = self._first_epoch
         most = first + _MAX_EPOCHS_AHEAD + int((self._clock() - at) / _EPOCH_SECS)
         if not self._trusts and claim.epoch > most:  # it would lock other learners out
@@ -252,9 +255,10 @@ class State:
         """Takes a report.
 
         Returns:
-          'received' and 'acknowledged': the numbers of the next episode to be sent, and of the first one to be kept. Of
-          a sender with a limit of the run's environment steps also 'allowed_env_steps', how many it may take in all,
-          and 'env_steps_left', how many are not taken yet by anybody.
+          'received' and 'acknowledged': the numbers of the next episode to be sent, and of the
+          first one to be kept. Of a sender with a limit of the run's environment steps also
+          'allowed_env_steps', how many it may take in all, and 'env_steps_left', how many are not
+          taken yet by anybody.
         """
         with self._changed:
             self._make_place(report)
@@ -280,8 +284,8 @@ class State:
     def _allow(self, sender: _Sender) -> dict[str, int]:
         """Divides what is left of a limit of environment steps among the collectors that live.
 
-        Each report of one gives it half of its share of the rest, at least a step for each of its environments: so none
-        waits for long, and none takes what others could not know of.
+        Each report of one gives it half of its share of the rest, at least a step for each of its
+        environments: so none waits for long, and none takes what others could not know of.
         """
         limit, now = sender.report.counts.get(ENV_STEPS_LIMIT), self._clock()
         if limit is None:
@@ -322,7 +326,8 @@ class State:
 
         Args:
           acknowledged: the number of the next episode that the learner has not got, by sender.
-          env_steps: the environment steps that the learner knows of, by sender, also of earlier sessions.
+          env_steps: the environment steps that the learner knows of, by sender, also of earlier
+            sessions.
         """
         self.check(claim)
         with self._changed:

@@ -1,9 +1,9 @@
 """Publications on their way: as bytes, a header in JSON, then the variables one after the other; and their reader.
 
-A message is known by its content: the tag is a digest of the header, which has a digest of each variable. So who has a
-message can be sent the difference to it: a message without the variables that are the same. Only numpy is needed; a
-relay never looks at the values. A `WeightsReader` asks the coordinator or its relays: over one connection, and the next
-server when one is lost.
+A message is known by its content: the tag is a digest of the header, which has a digest of each
+variable. So who has a message can be sent the difference to it: a message without the variables
+that are the same. Only numpy is needed; a relay never looks at the values. A `WeightsReader` asks
+the coordinator or its relays: over one connection, and the next server when one is lost.
 """
 
 import contextlib
@@ -230,7 +230,8 @@ class RequestRefused(RuntimeError):
     """A server answers, but not as asked: another learner has taken over, there is no token, ...
 
     Attributes:
-      facts: what the answer says besides, such as the 'newest_version' that refused weights are older than.
+      facts: what the answer says besides, such as the 'newest_version' that refused weights are
+        older than.
     """
 
     def __init__(self, error: str, facts: Mapping[str, Any] | None = None):
@@ -250,7 +251,8 @@ class WeightsReader:
 
         Args:
           address: the coordinator's, 'host:port'.
-          name: what the reader's order of the relays is made from, by rendezvous hashing: each prefers another one.
+          name: what the reader's order of the relays is made from, by rendezvous hashing: each
+            prefers another one.
           token: what it shows.
           relays: returns the addresses of relays that are asked first; called twice a minute.
         """

@@ -12,8 +12,8 @@ class Access:
     Attributes:
       address: 'host:port'.
       token: where the token is that it asks for: a file's path, or 'env:NAME'.
-      weights_dtype: what the learner sends variables of float32 as: 'float32', or 'bfloat16', which takes half of the
-        bytes and keeps three digits. Collectors then act with rounded weights.
+      weights_dtype: what the learner sends variables of float32 as: 'float32', or 'bfloat16', which
+        takes half of the bytes and keeps three digits. Collectors then act with rounded weights.
     """
 
     address: str = 'localhost:8009'

@@ -14,23 +14,25 @@ from tflearn.core.types import EnvironmentSpecs, integer_bounds, leaf_paths
 class ActionMask:
     """Divides observations into the mask of legal actions and the rest, which enters the networks.
 
-    The mask is a tensor of the observation, of any numbers or booleans: 0 for an illegal action. For a Discrete action
-    it has one number for each choice; for a MultiDiscrete one those of the first number's choices, then the second's,
-    and so on.
+    The mask is a tensor of the observation, of any numbers or booleans: 0 for an illegal action.
+    For a Discrete action it has one number for each choice; for a MultiDiscrete one those of the
+    first number's choices, then the second's, and so on.
 
-    Where nothing is legal, as in padding or after an episode's end, everything counts as legal, so that no value or
-    probability is undefined; `check` refuses such a mask in a step in which an action is taken.
+    Where nothing is legal, as in padding or after an episode's end, everything counts as legal, so
+    that no value or probability is undefined; `check` refuses such a mask in a step in which an
+    action is taken.
     """
 
     def __init__(self, specs: EnvironmentSpecs, path: str):
         """
         Args:
           specs: the environment's specs.
-          path: the path of the mask in the observation, such as 'action_mask' or 'robot.legal'; see `leaf_paths`.
+          path: the path of the mask in the observation, such as 'action_mask' or 'robot.legal'; see
+            `leaf_paths`.
 
         Raises:
-          ValueError: if the observation has no such part, or no other, the action is not Discrete or MultiDiscrete, or
-            the mask does not have its shape.
+          ValueError: if the observation has no such part, or no other, the action is not Discrete
+            or MultiDiscrete, or the mask does not have its shape.
         """
         paths, leaves, action = leaf_paths(specs.observation), tf.nest.flatten(specs.observation), specs.action
         if path not in paths or len(paths) == 1:
@@ -56,7 +58,8 @@ class ActionMask:
     def __call__(self, observation: Any) -> tuple[dict[str, Any], Any]:
         """Returns the other parts by their paths, and the mask, bool [..., number of choices].
 
-        It is TF-Agents' `observation_and_action_constraint_splitter`. Takes observations [..., *spec], or their spec.
+        It is TF-Agents' `observation_and_action_constraint_splitter`. Takes observations [...,
+        *spec], or their spec.
         """
         leaves = tf.nest.flatten(observation)
         mask = leaves.pop(self._index)
@@ -97,7 +100,8 @@ class ActionMask:
     def assert_possible(self, time_step: ts.TimeStep) -> None:
         """Makes a program fail for time steps [B] in which nothing is legal where an action is to be taken. In a graph.
 
-        An observation of zeros always passes, since loaders such as TF-Agents' run a policy once on zeros.
+        An observation of zeros always passes, since loaders such as TF-Agents' run a policy once on
+        zeros.
         """
         leaves = tf.nest.flatten(time_step.observation)
         parts = self._parts(leaves[self._index])

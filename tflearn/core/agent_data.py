@@ -34,8 +34,8 @@ def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
 
     Raises:
       TypeError: if it is not an agent.
-      ValueError: if the agent counts train steps by another variable, trains on sequences of another length, or
-        collects data of an unknown shape.
+      ValueError: if the agent counts train steps by another variable, trains on sequences of
+        another length, or collects data of an unknown shape.
     """
     kind = type(agent).__name__
     check_agent(agent)
@@ -75,7 +75,8 @@ def is_packaged(agent: Agent) -> bool:
 def make_policy_variables(agent: Agent) -> None:
     """Calls the collect policy once, so that the variables exist that some policies make at their first action.
 
-    Those of DDPG's noise would otherwise be in the checkpoint of a run, but not yet there when it is restored.
+    Those of DDPG's noise would otherwise be in the checkpoint of a run, but not yet there when it
+    is restored.
     """
     policy = agent.collect_policy
     policy.action(zeros(policy.time_step_spec, (1,)), policy.get_initial_state(1))
@@ -124,9 +125,9 @@ def demonstrated_by(info: Any) -> Iterator[None]:
 def make_slots(agent: Any) -> None:
     """Makes the optimizers' slots in a fixed order, for an agent that hands them its variables in the order of a set.
 
-    Keras' optimizers number their slots. TF-Agents' TD3, SAC and CQL-SAC would number them by memory addresses, so that
-    a checkpoint fits no other process, or slots of equal shapes change places. The slots that an optimizer does not
-    need, since it trains another network, stay unused.
+    Keras' optimizers number their slots. TF-Agents' TD3, SAC and CQL-SAC would number them by
+    memory addresses, so that a checkpoint fits no other process, or slots of equal shapes change
+    places. The slots that an optimizer does not need, since it trains another network, stay unused.
     """
     if not _is_unordered(agent):
         return
@@ -169,8 +170,8 @@ def own_length(agent: Any) -> int | None:
 def preprocessing(agent: Any) -> Callable[[Any], Any] | None:
     """Returns a function from stored sequences [B, T, ...] to what `agent.train` takes; None if they are that already.
 
-    It calls `preprocess_sequence`, and leaves out the second row where the agent trains on single steps ([B, ...], or
-    [B, 1, ...]), since stored sequences have two rows at least.
+    It calls `preprocess_sequence`, and leaves out the second row where the agent trains on single
+    steps ([B, ...], or [B, 1, ...]), since stored sequences have two rows at least.
     """
     cuts, preprocesses = own_length(agent) == 1, not is_packaged(agent) and _overridden(agent)
     if not cuts and not preprocesses:
@@ -189,9 +190,10 @@ def preparation(agent: Any) -> Callable[[Any], tuple[Any, tf.Tensor]]:
     """Returns the function that prepares the sequences of an `Iteration`: the agent's own, or `preprocess_sequence`.
 
     Returns:
-      A replica's sequences [B, T + 1, ...] -> their samples, and the samples' weights. Of a TF-Agents agent samples are
-      [B, T, 1, ...], since it trains on sequences, here of one step, with weights float32 [B, T, 1]: 0 between two
-      episodes. Afterwards the sequences are added to the agent's normalizers, if it leaves that to its caller.
+      A replica's sequences [B, T + 1, ...] -> their samples, and the samples' weights. Of a
+      TF-Agents agent samples are [B, T, 1, ...], since it trains on sequences, here of one step,
+      with weights float32 [B, T, 1]: 0 between two episodes. Afterwards the sequences are added to
+      the agent's normalizers, if it leaves that to its caller.
     """
     if hasattr(agent, 'prepare'):
         return agent.prepare
@@ -267,11 +269,13 @@ def innermost(agent: Any) -> Any:
 class WrappedAgent(tf.Module):
     """An `Agent` that trains another one. Checkpoints hold that one as `_agent`.
 
-    Subclasses override `collect_data_spec`, `convert`, and `after_train` if they learn from the data too. Samples of an
-    agent's `prepare`, which it has if the other one has it (PPO), are converted once, when they are made.
+    Subclasses override `collect_data_spec`, `convert`, and `after_train` if they learn from the
+    data too. Samples of an agent's `prepare`, which it has if the other one has it (PPO), are
+    converted once, when they are made.
 
     Attributes:
-      description: what it does to the data, in one line, on which all jobs of a run must agree; '' for nothing.
+      description: what it does to the data, in one line, on which all jobs of a run must agree; ''
+        for nothing.
     """
 
     description = ''

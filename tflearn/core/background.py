@@ -1,9 +1,9 @@
 """Threads that end their job when they die, or when work takes too long; and work off the calling thread.
 
-A collective waits forever for a worker that is alive but stuck on its data, a strategy's start-up for a worker that
-never starts, and a single process for a device that hangs. No signal handler of Python runs in the meantime, and no
-exception can be raised there. So a `Watchdog` prints the stacks of all threads and ends the process; the launcher then
-starts all workers again.
+A collective waits forever for a worker that is alive but stuck on its data, a strategy's start-up
+for a worker that never starts, and a single process for a device that hangs. No signal handler of
+Python runs in the meantime, and no exception can be raised there. So a `Watchdog` prints the stacks
+of all threads and ends the process; the launcher then starts all workers again.
 """
 
 import concurrent.futures
@@ -26,7 +26,8 @@ _deaths: list[Callable[[str, BaseException], None]] = []  # what is called when 
 
 Result = TypeVar('Result')
 
-# TensorFlow's oneDNN searches all kernels for each operation that a thread has not met, so threads are used again.
+# TensorFlow's oneDNN searches all kernels for each operation that a thread has not met, so threads
+# are used again.
 _threads: concurrent.futures.ThreadPoolExecutor
 
 
@@ -47,7 +48,8 @@ def on_other_thread(work: Callable[[], Result]) -> Result:
 class Thread(threading.Thread):
     """A daemon thread without which a job cannot go on: if it dies of an error, `ending_with_threads` ends the job.
 
-    All threads of tflearn are such threads, so that none can die without a word (a test looks for others).
+    All threads of tflearn are such threads, so that none can die without a word (a test looks for
+    others).
     """
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = (), daemon: bool = True):
@@ -94,8 +96,9 @@ def ending_with_threads(stop: threading.Event) -> Iterator[None]:
 class Background:
     """Runs the newest submitted work on another thread, which others use when there is no more.
 
-    A normal exit of Python waits for the work, unless it is a daemon's, which has a thread of its own; `os._exit`, with
-    which the jobs' programs end, does not: call `join` first. Only one thread may submit work.
+    A normal exit of Python waits for the work, unless it is a daemon's, which has a thread of its
+    own; `os._exit`, with which the jobs' programs end, does not: call `join` first. Only one thread
+    may submit work.
     """
 
     def __init__(self, name: str, daemon: bool = False):
@@ -174,8 +177,8 @@ def end_process(message: str) -> None:
 def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
     """Ends the process, with the stacks of all threads and exit status 1, if a `with` block takes too long.
 
-    It is for TensorFlow's start-up, which holds Python's global interpreter lock while it waits, so that no thread of
-    Python, and no `Watchdog`, can run. A process has only one such deadline.
+    It is for TensorFlow's start-up, which holds Python's global interpreter lock while it waits, so
+    that no thread of Python, and no `Watchdog`, can run. A process has only one such deadline.
     """
     logging.info('waiting at most %.0f s for %s', timeout_secs, what)
     faulthandler.dump_traceback_later(timeout_secs, exit=True, file=sys.__stderr__ or 2)
@@ -218,8 +221,8 @@ class Watchdog:
 
         Args:
           what: names it in the message: '200 train steps from step 1000'.
-          count: returns something else whenever a part of the work is done, such as the train step, which restarts the
-            deadline. It is called on the watchdog's thread, and must not wait.
+          count: returns something else whenever a part of the work is done, such as the train step,
+            which restarts the deadline. It is called on the watchdog's thread, and must not wait.
         """
         before, self._since = (self._work, self._count), self._clock()
         self._work, self._count = what, count

@@ -1,7 +1,8 @@
 """Composition: what environments are made of, by paths, to tell whether two programs made the same ones.
 
-That is what pickle would write of a new one: its class and wrappers, and what they keep of their arguments. The code of
-a class does not count, since an object that is restored has that of the running program. Needs no TensorFlow.
+That is what pickle would write of a new one: its class and wrappers, and what they keep of their
+arguments. The code of a class does not count, since an object that is restored has that of the
+running program. Needs no TensorFlow.
 """
 
 import collections

@@ -1,28 +1,31 @@
 """Confidence sequences by betting: claims about two policies from a log of another one, which hold at every look.
 
-With the logged probability mu(a), w_c = pi_c(a) / mu(a) of a candidate, w_i = pi_i(a) / mu(a) of the incumbent, and
-rewards r in [0, 1], each variable has an expectation of at most the candidate's value less the incumbent's:
+With the logged probability mu(a), w_c = pi_c(a) / mu(a) of a candidate, w_i = pi_i(a) / mu(a) of
+the incumbent, and rewards r in [0, 1], each variable has an expectation of at most the candidate's
+value less the incumbent's:
 
     X   = w_c r + w_i (1 - r) - 1                       at least -1, for any weights
     Y_c = (w_c - w_i) (r - c) - c u_c - (1 - c) u_i     c in {0, 1/2, 1}; needs mu of all actions
 
-u_c is how much likelier the candidate than the incumbent takes an action that the log never takes, summed over such
-actions, and u_i the other way round: they count as the worst for the candidate and the best for the incumbent. X counts
-all that was never taken so by itself. (Karampatziakis, Mineiro and Ramdas 2021,
-"Off-policy Confidence Sequences", arXiv 2102.09540: X is their variable of gated deployment, c is a control variate.)
-Of a session of H steps X is the mean over them, with products of weights; H is stated, not taken from the data.
+u_c is how much likelier the candidate than the incumbent takes an action that the log never takes,
+summed over such actions, and u_i the other way round: they count as the worst for the candidate and
+the best for the incumbent. X counts all that was never taken so by itself. (Karampatziakis, Mineiro
+and Ramdas 2021, "Off-policy Confidence Sequences", arXiv 2102.09540: X is their variable of gated
+deployment, c is a control variate.) Of a session of H steps X is the mean over them, with products
+of weights; H is stated, not taken from the data.
 
-That the mean of Z is at most -margin is refuted by the wealth of a gambler who bets against it, each time the share
-lambda of what he owns (Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting",
-arXiv 2010.09686):
+That the mean of Z is at most -margin is refuted by the wealth of a gambler who bets against it,
+each time the share lambda of what he owns (Waudby-Smith and Ramdas 2024, "Estimating means of
+bounded random variables by betting", arXiv 2010.09686):
 
     K_n(lambda) = prod over i <= n of (1 + lambda (Z_i + margin))        0 <= lambda < 1 / (b - margin),  Z_i >= -b
 
-While the claim is true the expectation of K_n is at most 1, and K_n ever reaches 1 / alpha with a probability of at
-most alpha (Ville). The mean of several wealths is a wealth. The bets are constants, a mixture that is fixed before the
-data. So the claim may also be about the average over the decisions that were logged, while values drift and the logging
-policy changes; bets that follow the past do not have this property. A bet that b, which may grow with the contexts that
-are seen, no longer allows is lost from then on: that only lowers the wealth.
+While the claim is true the expectation of K_n is at most 1, and K_n ever reaches 1 / alpha with a
+probability of at most alpha (Ville). The mean of several wealths is a wealth. The bets are
+constants, a mixture that is fixed before the data. So the claim may also be about the average over
+the decisions that were logged, while values drift and the logging policy changes; bets that follow
+the past do not have this property. A bet that b, which may grow with the contexts that are seen, no
+longer allows is lost from then on: that only lowers the wealth.
 
 Wealths are logarithms. N is the number of units: decisions, sessions, or clusters of them.
 """
@@ -38,8 +41,9 @@ BETS = np.geomspace(3e-5, 1.0, 60)
 _PART_BETS = BETS[BETS < 1]
 CONTROLS = (0.0, 0.5, 1.0)
 _BISECTIONS = 20
-# The log likelihood ratio at which one look refutes a mean. 1.92 would do for many values alike; with rare and large
-# ones 2.3 keeps the value in 90% of the intervals or more: in 96 to 99% in nearly all of `benchmarks.value_intervals`.
+# The log likelihood ratio at which one look refutes a mean. 1.92 would do for many values alike;
+# with rare and large ones 2.3 keeps the value in 90% of the intervals or more: in 96 to 99% in
+# nearly all of `benchmarks.value_intervals`.
 LIKELIHOOD_RATIO = 2.3
 _BLOCK = 1 << 14  # units whose bets are computed together
 
@@ -144,9 +148,11 @@ def difference(
     Args:
       candidate: w_c, the product of the weights of a session up to each step, [N, H].
       incumbent: w_i, [N, H].
-      rewards: in [0, 1], [N, H]; an unknown one is NaN, and counts as what is the worst for the difference.
+      rewards: in [0, 1], [N, H]; an unknown one is NaN, and counts as what is the worst for the
+        difference.
       discounts: gamma^t, [H]; they weigh the steps.
-      known: the support of single decisions; None if the probabilities of all actions are not known.
+      known: the support of single decisions; None if the probabilities of all actions are not
+        known.
     """
     shares = discounts / discounts.sum()
     # Where both policies are as likely to do what was done, its reward makes no difference.
@@ -168,7 +174,8 @@ def refuters(candidate: np.ndarray, incumbent: np.ndarray, known: Support | None
     Args:
       candidate: pi_c(a) / mu(a) of each decision, a step of a session being one, [N].
       incumbent: pi_i(a) / mu(a), [N].
-      known: as of `difference`; where the log takes all actions of the policies the means are not below 0 either.
+      known: as of `difference`; where the log takes all actions of the policies the means are not
+        below 0 either.
     """
     found = [Variable(candidate - 1, 1.0), Variable(incumbent - 1, 1.0)]
     if known is not None and known.is_full:
@@ -220,9 +227,10 @@ def lower_bound(variables: Sequence[Variable], alpha: float, low: float, high: f
 def likelihood_bound(variable: Variable) -> float:
     """Returns the lower end of an interval of the mean, for one look; the mean is in [0, 1], the values at least 0.
 
-    It is the least mean that no bet refutes, the best one chosen after the fact: the interval by empirical likelihood
-    (Owen 2001; Karampatziakis, Langford and Mineiro 2020, "Empirical Likelihood for Contextual Bandits", arXiv
-    1906.03323, without a greatest weight). Values that are rare, large and not among these only lower it.
+    It is the least mean that no bet refutes, the best one chosen after the fact: the interval by
+    empirical likelihood (Owen 2001; Karampatziakis, Langford and Mineiro 2020, "Empirical
+    Likelihood for Contextual Bandits", arXiv 1906.03323, without a greatest weight). Values that
+    are rare, large and not among these only lower it.
     """
     counts = np.ones(len(variable.values)) if variable.counts is None else variable.counts
     low, high = 0.0, 1.0

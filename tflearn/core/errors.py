@@ -1,13 +1,15 @@
 """The errors that a user can cause and correct: programs print them in one line and end with exit status 2.
 
-Everything else that a program raises is a defect, or a failure of the machine: it is shown with its traceback. Each
-class is also the built-in error of its kind, so `except ValueError` catches a `UserValueError`.
+Everything else that a program raises is a defect, or a failure of the machine: it is shown with its
+traceback. Each class is also the built-in error of its kind, so `except ValueError` catches a
+`UserValueError`.
 """
 
 from collections.abc import Sequence
 
-# EX_TEMPFAIL and EX_UNAVAILABLE of sysexits.h: for whatever starts jobs again. A deadline passes because of a wrong
-# address, or because the other job's machine is not there yet: a scheduler tries again what waited in vain.
+# EX_TEMPFAIL and EX_UNAVAILABLE of sysexits.h: for whatever starts jobs again. A deadline passes
+# because of a wrong address, or because the other job's machine is not there yet: a scheduler tries
+# again what waited in vain.
 TRY_AGAIN_EXIT_STATUS, DEADLINE_EXIT_STATUS = 75, 69
 NEED_ROOM = 'need room; make room, and start the same command again'
 

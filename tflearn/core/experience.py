@@ -37,18 +37,23 @@ class Prioritization:
     """How items with large errors are sampled more often, and weights correct for it (Schaul et al. 2016, 1511.05952).
 
     An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
-    P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta. Errors are clipped, as in
-    the paper, so the maximum priority is 1: collectors give it to new items without asking the learner.
+    P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta.
+    Errors are clipped, as in the paper, so the maximum priority is 1: collectors give it to new
+    items without asking the learner.
 
     Attributes:
-      alpha: 0 samples uniformly, 1 in proportion to the errors; or a schedule. A new value applies to an item when it
-        is next drawn.
-      beta: 1 corrects fully for the non-uniform sampling, 0 not at all; or a schedule, evaluated for each draw.
-      epsilon: added to the absolute error, so that items with zero error are drawn too; or a schedule.
-      max_error: the absolute value at which errors are clipped, so that larger ones are drawn alike. The metric
-        `priorities_clipped` counts them: where most are, order by priority has no effect, and it needs to be larger.
+      alpha: 0 samples uniformly, 1 in proportion to the errors; or a schedule. A new value applies
+        to an item when it is next drawn.
+      beta: 1 corrects fully for the non-uniform sampling, 0 not at all; or a schedule, evaluated
+        for each draw.
+      epsilon: added to the absolute error, so that items with zero error are drawn too; or a
+        schedule.
+      max_error: the absolute value at which errors are clipped, so that larger ones are drawn
+        alike. The metric `priorities_clipped` counts them: where most are, order by priority has no
+        effect, and it needs to be larger.
       initial_priority: the priority of new items, in (0, 1].
-      normalize_by_max: divide weights by the maximum of the global batch, so that they only reduce steps.
+      normalize_by_max: divide weights by the maximum of the global batch, so that they only reduce
+        steps.
       error: the name of the agent's extra metric [B] that is used as the items' errors.
     """
 
@@ -65,9 +70,10 @@ class Prioritization:
 class Iteration:
     """How a learner trains in iterations: several epochs on a batch of new items, which are never used again.
 
-    An iteration takes a batch of items for each replica. Each epoch shuffles their steps and divides them into the
-    fewest minibatches (train steps) of equal size that hold at most `minibatch_steps`; each step is in exactly one.
-    (Unused slots of a minibatch have the weight 0, like padding and rows between two episodes.)
+    An iteration takes a batch of items for each replica. Each epoch shuffles their steps and
+    divides them into the fewest minibatches (train steps) of equal size that hold at most
+    `minibatch_steps`; each step is in exactly one. (Unused slots of a minibatch have the weight 0,
+    like padding and rows between two episodes.)
 
     Attributes:
       num_epochs: passes over the iteration's steps.
@@ -84,10 +90,10 @@ class Reuse:
 
     Attributes:
       times: train steps with each batch.
-      recent_batches: batches that are used alternately until each has had its train steps, which are then this far
-        apart.
-      replay_proportion: additional train steps with earlier batches, drawn at random, per train step with a recent
-        batch.
+      recent_batches: batches that are used alternately until each has had its train steps, which
+        are then this far apart.
+      replay_proportion: additional train steps with earlier batches, drawn at random, per train
+        step with a recent batch.
       replay_batches: earlier batches that are kept for this.
     """
 
@@ -114,20 +120,25 @@ class Slicing:
     """How steps become items: a row is one environment step with all its columns, an item is consecutive rows.
 
     Attributes:
-      sequence_length: rows of an item's sequence, which the agent gets [steps]. 2 is one transition; an n-step method
-        needs n + 1.
+      sequence_length: rows of an item's sequence, which the agent gets [steps]. 2 is one
+        transition; an n-step method needs n + 1.
       stride: rows between the first rows of two items of one episode [steps].
-      pad_episodes: fill up the last item of an episode with copies of its boundary row, however the episode ended. With
-        the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
-        one item. With the stride 1 each step begins an item. For agents that leave boundary rows out of their losses.
-      cross_episodes: let items continue from one episode into the next, so that every `stride` steps of an environment
-        end an item, wherever its episodes end. For agents that use step types: between two episodes there is a row
-        (LAST -> FIRST) with the last observation, in which no action was taken.
-      store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
-      history_steps: rows of an item before its sequence, for transforms that need them, such as `stack.FrameStack`. An
-        episode's first row is repeated, so that its first steps are in items as often as the others.
-      future_steps: rows of an item after its sequence, for transforms that need them, such as `hindsight.Hindsight`. An
-        episode's boundary row is repeated, so that its last steps are in items as often as the others.
+      pad_episodes: fill up the last item of an episode with copies of its boundary row, however the
+        episode ended. With the stride `sequence_length` - 1 each step is in exactly one item, and
+        an episode of fewer steps than that is one item. With the stride 1 each step begins an item.
+        For agents that leave boundary rows out of their losses.
+      cross_episodes: let items continue from one episode into the next, so that every `stride`
+        steps of an environment end an item, wherever its episodes end. For agents that use step
+        types: between two episodes there is a row (LAST -> FIRST) with the last observation, in
+        which no action was taken.
+      store_policy_state: rows hold the recurrent policy's state before their step, as
+        policy_info['policy_state'].
+      history_steps: rows of an item before its sequence, for transforms that need them, such as
+        `stack.FrameStack`. An episode's first row is repeated, so that its first steps are in items
+        as often as the others.
+      future_steps: rows of an item after its sequence, for transforms that need them, such as
+        `hindsight.Hindsight`. An episode's boundary row is repeated, so that its last steps are in
+        items as often as the others.
     """
 
     sequence_length: Annotated[int, Range(least=2)] = 2
@@ -185,14 +196,16 @@ class Uniform(_Table):
     Attributes:
       max_size: the maximum number of stored items; the oldest is removed first.
       min_size: items needed before the first draw.
-      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None: no limit. With
-        1 and one item per step, one batch is trained for each `global batch` environment steps.
+      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None:
+        no limit. With 1 and one item per step, one batch is trained for each `global batch`
+        environment steps.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
-      sampling: where items are sampled. 'learner': in a mirror of the table in the learner's memory, by far the
-        fastest; 'server': in the replay server. 'auto' is 'learner' if the mirror needs at most `max_mirror_gb`.
+      sampling: where items are sampled. 'learner': in a mirror of the table in the learner's
+        memory, by far the fastest; 'server': in the replay server. 'auto' is 'learner' if the
+        mirror needs at most `max_mirror_gb`.
       max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
-      max_saved_gb: the synchronous job's checkpoints hold the replay if that takes at most so much [GB]. Otherwise a
-        resumed run fills it again.
+      max_saved_gb: the synchronous job's checkpoints hold the replay if that takes at most so much
+        [GB]. Otherwise a resumed run fills it again.
     """
 
     draws_uniformly: ClassVar[bool] = True
@@ -213,8 +226,9 @@ class Prioritized(_Table):
       samples_per_insert: see `Uniform`.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       prioritization: how errors become priorities, and priorities weights.
-      sampling: see `Uniform`. With 'learner', priorities are at most 16 train steps old, and are in no checkpoint but
-        those of the synchronous job. With 'server' they are in the replay server's checkpoints.
+      sampling: see `Uniform`. With 'learner', priorities are at most 16 train steps old, and are in
+        no checkpoint but those of the synchronous job. With 'server' they are in the replay
+        server's checkpoints.
       max_mirror_gb: see `Uniform`.
       max_saved_gb: see `Uniform`.
     """
@@ -232,20 +246,22 @@ class Queue:
     """The learner gets each item once, oldest first.
 
     Attributes:
-      max_size: the number of waiting items at which writers are blocked; the learner holds about as many more, so 1
-        gives the newest data.
-      max_policy_lag: items with a row of a larger policy lag, the newest version of the weights minus the version that
-        acted, are dropped and counted, never trained on; None keeps all.
-      versions_ahead: how many publications of the weights collectors may be ahead. All collectors together make only
-        the items that the learner takes between two publications: the learner divides these among the collectors that
-        report, as credits (`control.Credits`); if a collector stops reporting, the others get its credits. With 1,
-        collectors make the next items while the learner trains on the previous ones; with 0 all items are made with
-        the newest weights. None: no credits; the queue's size is the only limit.
-      training: how a learner takes several train steps with the same items: in iterations (PPO), or by reusing recent
-        batches; None trains on each batch once.
-      episode_steps: items that are not one complete episode of this many steps are dropped and counted; None keeps all.
-        For tasks whose episodes have a known length, such as the macros of a chip, with `Slicing.pad_episodes`. With
-        `max_policy_lag` = 0 training is exactly on-policy: all steps of an item were taken with the newest weights.
+      max_size: the number of waiting items at which writers are blocked; the learner holds about as
+        many more, so 1 gives the newest data.
+      max_policy_lag: items with a row of a larger policy lag, the newest version of the weights
+        minus the version that acted, are dropped and counted, never trained on; None keeps all.
+      versions_ahead: how many publications of the weights collectors may be ahead. All collectors
+        together make only the items that the learner takes between two publications: the learner
+        divides these among the collectors that report, as credits (`control.Credits`); if a
+        collector stops reporting, the others get its credits. With 1, collectors make the next
+        items while the learner trains on the previous ones; with 0 all items are made with the
+        newest weights. None: no credits; the queue's size is the only limit.
+      training: how a learner takes several train steps with the same items: in iterations (PPO), or
+        by reusing recent batches; None trains on each batch once.
+      episode_steps: items that are not one complete episode of this many steps are dropped and
+        counted; None keeps all. For tasks whose episodes have a known length, such as the macros of
+        a chip, with `Slicing.pad_episodes`. With `max_policy_lag` = 0 training is exactly
+        on-policy: all steps of an item were taken with the newest weights.
     """
 
     learns_from_old_items: ClassVar[bool] = False
@@ -276,11 +292,11 @@ class Queue:
 
 
 # Code asks a replay by these names, and never which kind it is:
-#   learns_from_old_items: whether items are drawn again and in any order; otherwise each is used by the weights of its
-#     time, and then gone.
-#   draws_uniformly: whether all stored items are equally likely to be drawn.
-#   prioritization: how items are drawn by priority; None if they are not.
-#   iteration, reuse: how a learner takes several train steps with the same items; None if it does not.
+#   learns_from_old_items: whether items are drawn again and in any order; otherwise each is used by
+# the weights of its     time, and then gone.   draws_uniformly: whether all stored items are
+# equally likely to be drawn.   prioritization: how items are drawn by priority; None if they are
+# not.   iteration, reuse: how a learner takes several train steps with the same items; None if it
+# does not.
 Replay = Uniform | Prioritized | Queue
 
 
@@ -288,7 +304,8 @@ def check_feed(replay: Replay) -> None:
     """Checks that a feed can deliver the items of a replay.
 
     Raises:
-      ValueError: if its priorities, or credits, would need every item to arrive and an answer for it.
+      ValueError: if its priorities, or credits, would need every item to arrive and an answer for
+        it.
     """
     if replay.prioritization:
         raise UserValueError(
@@ -332,9 +349,10 @@ class Experience:
       slicing: how steps become items.
       replay: how items are kept and drawn.
       batch: the size of a batch.
-      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; with large rows chunks
-        are smaller. A mirror gets them after two seconds at the latest. If the server samples, they wait until the
-        chunk is full: use 1 for environments with steps of many seconds.
+      chunk_steps: steps of an environment that a collector gathers before it sends them [steps];
+        with large rows chunks are smaller. A mirror gets them after two seconds at the latest. If
+        the server samples, they wait until the chunk is full: use 1 for environments with steps of
+        many seconds.
     """
 
     slicing: Slicing = Slicing()

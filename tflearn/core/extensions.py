@@ -1,6 +1,7 @@
 """The extensions by what they bring: each name stands for a module, which is loaded where a user asks for it.
 
-Each verb of the command `tflearn` that an extension brings stands for the extension, whose module `cli` has it.
+Each verb of the command `tflearn` that an extension brings stands for the extension, whose module
+`cli` has it.
 """
 
 import importlib

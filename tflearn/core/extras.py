@@ -50,7 +50,8 @@ _DISTRIBUTION = 'tflearn-agents'
 def install_command(module: str) -> str | None:
     """Returns the command that installs `module` with its extra's packages; None if `module` belongs to no extra.
 
-    The command names the packages themselves: this package is on no index, and a wheel comes without a checkout.
+    The command names the packages themselves: this package is on no index, and a wheel comes
+    without a checkout.
     """
     extra = _EXTRAS.get(module.partition('.')[0])
     if extra is None:
@@ -107,8 +108,8 @@ class _Unraised(Exception):
 class Absent:
     """Stands for a package that could not be imported, in code that only some processes use it from.
 
-    Its names are such objects too, so that annotations can be read; its errors are ones that nothing raises. Whoever
-    calls one gets the error.
+    Its names are such objects too, so that annotations can be read; its errors are ones that
+    nothing raises. Whoever calls one gets the error.
     """
 
     def __init__(self, name: str):

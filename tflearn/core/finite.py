@@ -14,8 +14,8 @@ def finite_check(start: Mapping[str, Any]) -> Callable[[Mapping[str, Any], str],
       start: arrays or tensors by name, as they are at the start.
 
     Returns:
-      A function of the values as they are now, and of what they are ('the weights of train step 100'), which raises
-      FloatingPointError if any value that was finite at the start is not.
+      A function of the values as they are now, and of what they are ('the weights of train step
+      100'), which raises FloatingPointError if any value that was finite at the start is not.
     """
     allowed = {name for name in _not_finite(start) if not np.isnan(np.asarray(start[name])).any()}
 

@@ -5,9 +5,9 @@
         train_step: NonNegativeInt
         policy: NotRequired[str | None]
 
-Numbers have the ranges of `core/settings`, texts are such that every program can write them; other fields may be there.
-A reader that uses what a message holds without this check fails far from the file, by an error that names neither it
-nor the field.
+Numbers have the ranges of `core/settings`, texts are such that every program can write them; other
+fields may be there. A reader that uses what a message holds without this check fails far from the
+file, by an error that names neither it nor the field.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ def fault(value: Any, form: Any, name: str = '', where: str = '') -> str | None:
     """Returns what is wrong with a JSON value, 'got X; need Y'; None if nothing is.
 
     Args:
-      form: a TypedDict or a dataclass; or the annotation of a part: a scalar or `Any`; a list, tuple or mapping of
-        parts; or None besides.
+      form: a TypedDict or a dataclass; or the annotation of a part: a scalar or `Any`; a list,
+        tuple or mapping of parts; or None besides.
       name: the field's name, 'evaluation.train_step'; '' is the whole message.
       where: what is written before it: 'DONE with '.
     """

@@ -1,8 +1,9 @@
 """ColumnLayout: the columns of a step, packed as one row of bytes or joined as few tensors.
 
-Reverb and tf.data have a fixed cost per column and item, and TensorFlow has one per operation, of about a microsecond:
-so a row of one column is read several times faster than a nest of seven, and its small columns are unpacked together.
-Packing takes one numpy view per column for the entire batch.
+Reverb and tf.data have a fixed cost per column and item, and TensorFlow has one per operation, of
+about a microsecond: so a row of one column is read several times faster than a nest of seven, and
+its small columns are unpacked together. Packing takes one numpy view per column for the entire
+batch.
 """
 
 import functools
@@ -55,8 +56,9 @@ def _is_small(shape: tf.TensorShape) -> bool:
 class ColumnLayout:
     """The columns of a step, in the order in which tf.nest flattens them.
 
-    As bytes they are at fixed offsets of a row; layouts with equal `text` can read each other's rows. As tensors,
-    neighbours that have the same dtype and are vectors, or three or more numbers, are joined.
+    As bytes they are at fixed offsets of a row; layouts with equal `text` can read each other's
+    rows. As tensors, neighbours that have the same dtype and are vectors, or three or more numbers,
+    are joined.
 
     Attributes:
       spec: nest of the columns' specs, without outer dimensions.
@@ -70,7 +72,8 @@ class ColumnLayout:
             (leaf.dtype, leaf.shape.rank) if _is_small(leaf.shape) else (i,) for i, leaf in enumerate(self._leaves)
         ]
         runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), lambda item: item[1])]
-        # To join two numbers saves no operation, since they must be divided. (Networks use joined vectors as they are.)
+        # To join two numbers saves no operation, since they must be divided. (Networks use joined
+        # vectors as they are.)
         pairs = [len(run) == 2 and not self._leaves[run[0]].shape.rank for run in runs]
         self._runs = [
             part for run, pair in zip(runs, pairs, strict=True) for part in ([[i] for i in run] if pair else [run])

@@ -1,6 +1,7 @@
 """Signs of life of a job within one long call, such as a step of many slow environments.
 
-A job reports between its calls. What takes long within one of them gives signs, which the job of the same thread
+A job reports between its calls. What takes long within one of them gives signs, which the job of
+the same thread
 reports: it works, and does not hang.
 """
 

@@ -1,7 +1,7 @@
 """Mean and variance of the values of a global batch, and the variables that keep statistics of them.
 
-All replicas get the same numbers. Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample
-variances", has the way to join those of several batches.
+All replicas get the same numbers. Chan et al. 1979, "Updating formulae and a pairwise algorithm for
+computing sample variances", has the way to join those of several batches.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,12 @@ def of_batch(
 
     Args:
       values: this replica's part of each tensor, [B, T, *spec].
-      counts: float32 [B, T], 1 for values that count, else 0. Steps with a value that is not finite do not count.
+      counts: float32 [B, T], 1 for values that count, else 0. Steps with a value that is not finite
+        do not count.
 
     Returns:
-      The number of steps that count; of each tensor the mean and the sum of squared deviations, float32 [*spec]; and
-      this replica's part of each with 0 in steps that do not count.
+      The number of steps that count; of each tensor the mean and the sum of squared deviations,
+      float32 [*spec]; and this replica's part of each with 0 in steps that do not count.
     """
     values = [tf.cast(value, tf.float32) for value in values]
     for value in values:
@@ -59,7 +60,8 @@ def join(
       means: the variables of the means.
       variances: the variables of the variances.
       share: the batch's share of all values with it: 1 for the first, 0 for none.
-      batch: the number of steps that count, and the means and sums of squared deviations, see `of_batch`.
+      batch: the number of steps that count, and the means and sums of squared deviations, see
+        `of_batch`.
     """
     number, new_means, squares = batch
     for mean, variance, new, square in zip(means, variances, new_means, squares, strict=True):

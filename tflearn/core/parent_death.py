@@ -1,10 +1,10 @@
 """Ends a process with its parent, however that ends: the kernel of Linux sends a signal (PR_SET_PDEATHSIG).
 
-To the kernel the parent is the *thread* that started the process: a thread that ends takes its processes along.
-Elsewhere than on Linux nothing is sent.
+To the kernel the parent is the *thread* that started the process: a thread that ends takes its
+processes along. Elsewhere than on Linux nothing is sent.
 
-This file is also the program by which another one is started so: it imports only the standard library, and becomes that
-program within milliseconds.
+This file is also the program by which another one is started so: it imports only the standard
+library, and becomes that program within milliseconds.
 """
 
 import ctypes

@@ -1,10 +1,12 @@
 """Precision: bfloat16 or float16 where it is fast, float32 where it counts.
 
-Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamkar et al. 2019 (bfloat16; 1905.12322).
-Layers made under one of them compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
-are float32, and readers of weights need no change. bfloat16 has float32's range; for float16 `OptimizerOptions` makes
-optimizers that scale losses. Everything after the last layer (distributions, losses, sums over replicas) must be
-float32: a network ends in a float32 layer, as in `tflearn/networks/networks.py`. TF-Agents' encoders compute in float32
+Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamkar et al. 2019
+(bfloat16; 1905.12322). Layers made under one of them compute in it and keep their variables in
+float32; so gradients, optimizer and checkpoints are float32, and readers of weights need no change.
+bfloat16 has float32's range; for float16 `OptimizerOptions` makes optimizers that scale losses.
+Everything after the last layer (distributions, losses, sums over replicas) must be
+float32: a network ends in a float32 layer, as in `tflearn/networks/networks.py`. TF-Agents'
+  encoders compute in float32
 unless they get `dtype=global_policy()`.
 """
 
@@ -39,8 +41,8 @@ def check_agent(agent: Any, precision: str) -> None:
     """Checks, once its networks are built, that an agent has the requested precision.
 
     Raises:
-      ValueError: if a variable has less than float32, no layer computes in the requested precision, or float16 is
-        requested for an agent that does not scale its losses.
+      ValueError: if a variable has less than float32, no layer computes in the requested precision,
+        or float16 is requested for an agent that does not scale its losses.
     """
     for variable in agent.variables:
         if variable.dtype in (tf.bfloat16, tf.float16):
@@ -67,6 +69,7 @@ def check_agent(agent: Any, precision: str) -> None:
 def _variables(layer: tf.keras.layers.Layer) -> Sequence[tf.Variable]:
     """Returns the variables that a layer has by now.
 
-    TF-Agents' networks keep the layers that they copied, which are never built: Keras' `variables` raises for some.
+    TF-Agents' networks keep the layers that they copied, which are never built: Keras' `variables`
+    raises for some.
     """
     return tf.Module.variables.fget(layer)

@@ -17,16 +17,16 @@ import tflearn
 from tflearn.core import stderr
 from tflearn.core.errors import UserImportError
 
-# The two lanes: Reverb's operations are compiled against exactly TensorFlow 2.15, which is compiled for NumPy 1 and has
-# no package for Python 3.12.
+# The two lanes: Reverb's operations are compiled against exactly TensorFlow 2.15, which is compiled
+# for NumPy 1 and has no package for Python 3.12.
 CLASSIC = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
 CURRENT = {'tensorflow': '2.21|2.20', 'tf-keras': '2.21|2.20', 'tf-agents': '0.19', 'gin-config': '0.5'}
 # Packages that own the same files as TensorFlow's, and replace it.
 TPU = {'tensorflow-tpu': '2.20', 'tf-keras': '2.20', 'tf-agents': '0.19', 'gin-config': '0.5'}
 LANES = {(3, 11): CLASSIC, (3, 12): CURRENT, (3, 13): CURRENT}
 
-# What TensorFlow and gym print when they are imported and, without a GPU, when TensorFlow looks for one; the user need
-# not see it.
+# What TensorFlow and gym print when they are imported and, without a GPU, when TensorFlow looks for
+# one; the user need not see it.
 _NOISE = re.compile(
     r'Unable to register cu(DNN|FFT|BLAS) factory'
     r'|^WARNING: All log messages before absl::InitializeLog|^I0000 \d.* (port|cudart_stub)\.cc'
@@ -43,7 +43,8 @@ def check(
     """Checks the version of Python and those of the packages that every job needs, without importing them.
 
     Args:
-      lanes: how each distribution's version begins, alternatives divided by |, by its name, for each version of Python.
+      lanes: how each distribution's version begins, alternatives divided by |, by its name, for
+        each version of Python.
 
     Raises:
       ImportError: naming what to install.
@@ -85,7 +86,8 @@ def versions(program: str) -> str:
 def import_from_here() -> None:
     """Makes the modules of the working directory importable, after all others.
 
-    `python -m` does so by itself, a console command does not: only some jobs of a run would find its own modules.
+    `python -m` does so by itself, a console command does not: only some jobs of a run would find
+    its own modules.
     """
     if not {'', os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
@@ -103,12 +105,12 @@ def import_quietly(*modules: str, finds_gpus: bool = True) -> None:
 def quiet_imports(finds_gpus: bool = True) -> Iterator[None]:
     """Makes imports print none of the lines that TensorFlow and gym always print; all other output is kept.
 
-    The output is buffered during the block. With another TF_CPP_MIN_LOG_LEVEL than '2', which is set here,
-    all of it is shown at once.
+    The output is buffered during the block. With another TF_CPP_MIN_LOG_LEVEL than '2', which is
+    set here, all of it is shown at once.
 
     Args:
-      finds_gpus: whether a TensorFlow that is there then looks for GPUs now. A fork could not use those that its parent
-        opened.
+      finds_gpus: whether a TensorFlow that is there then looks for GPUs now. A fork could not use
+        those that its parent opened.
     """
     # tf_agents compares with `is ()`; Python warns when it compiles these files for the first time.
     warnings.filterwarnings('ignore', '"is( not)?" with .*literal', SyntaxWarning)
@@ -123,7 +125,8 @@ def quiet_imports(finds_gpus: bool = True) -> Iterator[None]:
 def _no_collections() -> Iterator[None]:
     """Takes from the garbage collector what is imported, now and later.
 
-    Looking through TensorFlow's million objects again and again takes a fifth of the time of its import.
+    Looking through TensorFlow's million objects again and again takes a fifth of the time of its
+    import.
     """
     was_enabled = gc.isenabled()
     gc.disable()

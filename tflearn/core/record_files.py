@@ -21,7 +21,8 @@ FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES  # of a record, besides its content
 # Of a record in a compressed file, of which a thousandth may be on disk.
 MAX_COMPRESSED_RECORD_BYTES = 1 << 30
 
-# A tf.data.TFRecordDataset takes several times as long. The function itself logs nothing, its wrapper that it is old.
+# A tf.data.TFRecordDataset takes several times as long. The function itself logs nothing, its
+# wrapper that it is old.
 _read_records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
 
@@ -60,8 +61,8 @@ def lengths(path: pathlib.Path, offset: int = 0, compressed: bool = False) -> It
       compressed: whether gzip has compressed the file.
 
     Raises:
-      DataLossError: for more than the file has, or than a compressed one may have: TensorFlow would make room for it
-        before it looks at a checksum, and end the process.
+      DataLossError: for more than the file has, or than a compressed one may have: TensorFlow would
+        make room for it before it looks at a checksum, and end the process.
       OSError: if the file cannot be read.
     """
     size = path.stat().st_size

@@ -5,10 +5,10 @@
         share: Annotated[float, Range(least=0, below=1)] = 0.0
         interval_steps: PositiveInt = 1_000
 
-`checked` does the same for the arguments of a function or constructor. An annotation is checked if it declares a
-`Range` or a `Literal`; its alternatives (`None`, a function, a string, a dataclass, ...) are accepted besides. Gin
-files are checked by it before TensorFlow is loaded, and docs/settings.md shows it. What several settings have to
-fulfil together stays code.
+`checked` does the same for the arguments of a function or constructor. An annotation is checked if
+it declares a `Range` or a `Literal`; its alternatives (`None`, a function, a string, a dataclass,
+...) are accepted besides. Gin files are checked by it before TensorFlow is loaded, and
+docs/settings.md shows it. What several settings have to fulfil together stays code.
 """
 
 import collections.abc

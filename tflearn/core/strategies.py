@@ -1,7 +1,7 @@
 """Strategies: makes a tf.distribute strategy by its name; the layout of its replicas, workers and input pipelines.
 
-TF_CONFIG, which names several workers, is checked first: TensorFlow hangs on most mistakes in it. Batches that the host
-makes are divided among the replicas of this process.
+TF_CONFIG, which names several workers, is checked first: TensorFlow hangs on most mistakes in it.
+Batches that the host makes are divided among the replicas of this process.
 """
 
 import collections
@@ -35,17 +35,20 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
     """Makes a strategy.
 
     Args:
-      name: 'default' is one replica on the first device, 'cpu' on the CPU, 'gpu' on the first GPU; 'mirrored' is one
-        replica on each GPU of this machine; 'mirrored:N' is N replicas on the first N logical devices (GPUs if there
-        are any, else CPUs); 'multi_worker' is a replica on each GPU (or the CPU) of each machine in the environment
-        variable TF_CONFIG; 'tpu:local' is a TPU of this machine, 'tpu:<address>' one at 'host:port' or of that name
-        in Google Cloud, 'tpu' the one in the environment variable TPU_NAME. 'multi_worker' must be made before any
+      name: 'default' is one replica on the first device, 'cpu' on the CPU, 'gpu' on the first GPU;
+        'mirrored' is one replica on each GPU of this machine; 'mirrored:N' is N replicas on the
+        first N logical devices (GPUs if there are any, else CPUs); 'multi_worker' is a replica on
+        each GPU (or the CPU) of each machine in the environment variable TF_CONFIG; 'tpu:local' is
+        a TPU of this machine, 'tpu:<address>' one at 'host:port' or of that name in Google Cloud,
+        'tpu' the one in the environment variable TPU_NAME. 'multi_worker' must be made before any
         other TensorFlow operation.
-      timeout_secs: how long to wait for the other workers, or for the TPU. Nothing can interrupt TensorFlow there:
-        after this time the process ends, with the stacks of its threads and exit status 1.
+      timeout_secs: how long to wait for the other workers, or for the TPU. Nothing can interrupt
+        TensorFlow there: after this time the process ends, with the stacks of its threads and exit
+        status 1.
 
     Raises:
-      ValueError: if the name is unknown, the machine has too few devices for it, or TF_CONFIG is not valid.
+      ValueError: if the name is unknown, the machine has too few devices for it, or TF_CONFIG is
+        not valid.
       RuntimeError: if there is no TPU, or TensorFlow ran before 'multi_worker' was made.
       TimeoutError: if nothing listens at the TPU's address.
     """
@@ -159,7 +162,8 @@ def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
     devices = [device.name for device in gpus or tf.config.list_logical_devices('CPU')]
     if count and count > len(devices):
         raise UserValueError(f'got strategy={name!r}; this machine has {len(devices)} device(s): {", ".join(devices)}')
-    # CPUs of one process share their memory; collectives would allow only one group size in a process.
+    # CPUs of one process share their memory; collectives would allow only one group size in a
+    # process.
     cross_device_ops = None if gpus else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices[:count], cross_device_ops)
 
@@ -182,7 +186,8 @@ def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
             'make it first in the process'
         ) from error
     finally:
-        # TensorFlow's server replaces the handler of SIGTERM: the signal would not end this process.
+        # TensorFlow's server replaces the handler of SIGTERM: the signal would not end this
+        # process.
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
 
@@ -274,8 +279,8 @@ def check_divides(spec: Any, num_parts: int) -> None:
       num_parts: the number of these replicas.
 
     Raises:
-      ValueError: if a tensor has no batch dimension, one of unknown size, or one that does not divide; it names the
-        tensor.
+      ValueError: if a tensor has no batch dimension, one of unknown size, or one that does not
+        divide; it names the tensor.
     """
     if num_parts == 1:
         return
@@ -292,8 +297,9 @@ def check_divides(spec: Any, num_parts: int) -> None:
 def divided(strategy: tf.distribute.Strategy, element: Any, num_parts: int) -> Any:
     """Returns a batch as one value for each replica, for `strategy.run`. In cross-replica context.
 
-    A tensor that all replicas are given is copied to each of them as a whole. So the host divides the batch, and the
-    copy of a part to its device begins as soon as the part is there, while the replicas may still be busy.
+    A tensor that all replicas are given is copied to each of them as a whole. So the host divides
+    the batch, and the copy of a part to its device begins as soon as the part is there, while the
+    replicas may still be busy.
 
     The parts are tensors on the devices of their replicas; for a TPU and for CPUs on the host.
 
@@ -348,7 +354,8 @@ def only_stop(strategy: tf.distribute.Strategy) -> str | None:
 def _first_stop(device: str) -> str | None:
     """Returns where a part goes as soon as it is there; None if it can stay.
 
-    That is its replica's device, but for a TPU, whose memory only its own programs fill, the host of that device.
+    That is its replica's device, but for a TPU, whose memory only its own programs fill, the host
+    of that device.
     """
     spec = tf.DeviceSpec.from_string(device)
     if spec.device_type == 'CPU':  # has the host's memory

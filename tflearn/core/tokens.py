@@ -1,6 +1,7 @@
 """Shared secrets of clients and servers: where they come from, how they travel, how they are compared.
 
-A token is never a flag's or a setting's value: those are shown by `ps`, in logs and in saved configurations.
+A token is never a flag's or a setting's value: those are shown by `ps`, in logs and in saved
+configurations.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ def read(source: str, name: str) -> str:
       name: the flag's or setting's name, for the error.
 
     Raises:
-      ValueError: if there is none, or one that could be guessed. The message quotes neither it nor what could be it.
+      ValueError: if there is none, or one that could be guessed. The message quotes neither it nor
+        what could be it.
     """
     is_variable = source.startswith('env:')
     try:

@@ -27,8 +27,9 @@ def create_train_step() -> tf.Variable:
 class Draws:
     """What a train step draws, by the agent's seed and the train step alone, so that XLA draws the same.
 
-    Each draw is another one, in each train step and on each replica. The integers are TensorFlow's stateless ones
-    (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"); the floats are not, which XLA makes otherwise.
+    Each draw is another one, in each train step and on each replica. The integers are TensorFlow's
+    stateless ones (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"); the floats
+    are not, which XLA makes otherwise.
     """
 
     def __init__(self, train_step: tf.Variable):
@@ -91,7 +92,8 @@ def set_env_steps(value: int) -> None:
 def crossed(interval: PositiveInt, before: int, after: int) -> bool:
     """Returns whether a multiple of `interval` lies in (before, after].
 
-    It keeps no state, so it neither drifts off the multiples nor depends on where a restarted run began.
+    It keeps no state, so it neither drifts off the multiples nor depends on where a restarted run
+    began.
 
     Args:
       interval: steps between two events; at least 1.

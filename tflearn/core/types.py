@@ -56,7 +56,8 @@ class EnvironmentSpecs:
 def _that_can_be_drawn(spec: tf.TensorSpec) -> tf.TensorSpec:
     """Returns the spec, with bounds that have its rank if it is uint8.
 
-    TF-Agents draws such values to make variables, up to the bound and 1, which is 0 for a scalar 255 in NumPy 2.
+    TF-Agents draws such values to make variables, up to the bound and 1, which is 0 for a scalar
+    255 in NumPy 2.
     """
     if spec.dtype != tf.uint8 or not spec.shape.rank:
         return spec
@@ -68,18 +69,21 @@ def _that_can_be_drawn(spec: tf.TensorSpec) -> tf.TensorSpec:
 class BatchedEnvironment(Protocol):
     """`num_environments` copies of an environment, stepped together.
 
-    Time steps are nests of numpy arrays, every leaf with the leading dimension [B] = [num_environments]. An environment
-    whose last time step was LAST ignores its next action and returns FIRST (reward 0, discount 1), as in TF-Agents and
-    in gymnasium's next-step autoreset. Termination is LAST with discount 0; truncation (a time limit) is LAST with
-    discount 1, so that a learner bootstraps from the last observation. The caller may keep the arrays of a time step:
+    Time steps are nests of numpy arrays, every leaf with the leading dimension [B] =
+    [num_environments]. An environment whose last time step was LAST ignores its next action and
+    returns FIRST (reward 0, discount 1), as in TF-Agents and in gymnasium's next-step autoreset.
+    Termination is LAST with discount 0; truncation (a time limit) is LAST with discount 1, so that
+    a learner bootstraps from the last observation. The caller may keep the arrays of a time step:
     later steps do not change them.
 
-    Actions are arrays [B, ...] of the spec's dtypes. Floats are clipped to their bounds before an environment gets
-    them. The caller's array is not changed, and the data should hold it: the policy's probabilities refer to it.
-    Integers out of bounds and floats that are not finite raise a ValueError, in every step.
+    Actions are arrays [B, ...] of the spec's dtypes. Floats are clipped to their bounds before an
+    environment gets them. The caller's array is not changed, and the data should hold it: the
+    policy's probabilities refer to it. Integers out of bounds and floats that are not finite raise
+    a ValueError, in every step.
 
-    An environment that fails is rebuilt and returns FIRST (reward 0, discount 1) in the same step. So FIRST after a
-    time step that was not LAST means that this action, its reward and its result have to be discarded.
+    An environment that fails is rebuilt and returns FIRST (reward 0, discount 1) in the same step.
+    So FIRST after a time step that was not LAST means that this action, its reward and its result
+    have to be discarded.
     """
 
     num_environments: int
@@ -89,10 +93,11 @@ class BatchedEnvironment(Protocol):
     def info(self) -> Mapping[str, np.ndarray]:
         """Additional values of the newest step; empty after `reset`.
 
-        Numeric arrays [B, ...], NaN or 0 where an environment gave no value. A key that has appeared once stays.
-        'executed_action', of the action's dtype and shape, is the action that was executed if it differs from the one
-        that `step` was given (apart from clipping). 'idle' marks environments that have no episode at the moment and
-        return FIRST: no failures, see `tflearn.environments.external_env`.
+        Numeric arrays [B, ...], NaN or 0 where an environment gave no value. A key that has
+        appeared once stays. 'executed_action', of the action's dtype and shape, is the action that
+        was executed if it differs from the one that `step` was given (apart from clipping). 'idle'
+        marks environments that have no episode at the moment and return FIRST: no failures, see
+        `tflearn.environments.external_env`.
         """
 
     @property
@@ -106,7 +111,8 @@ class BatchedEnvironment(Protocol):
         """Applies `action` (nest of arrays [B, ...]). Returns time steps [B].
 
         Raises:
-          ValueError: if the action has another structure, shape or dtype, is not finite, or has integers out of bounds.
+          ValueError: if the action has another structure, shape or dtype, is not finite, or has
+            integers out of bounds.
         """
 
     def close(self) -> None:
@@ -119,11 +125,13 @@ class EnvironmentFactory(Protocol):
     def __call__(self, num_environments: int, seed: int | None) -> BatchedEnvironment:
         """Makes `num_environments` copies with the seeds seed, seed + 1, ... (None draws a seed).
 
-        A copy with several agents is as many rows of the batch: its `num_environments` is greater then.
+        A copy with several agents is as many rows of the batch: its `num_environments` is greater
+        then.
         """
 
 
-# (folder=...) -> a batch of one environment that writes a video of each of its episodes to that folder.
+# (folder=...) -> a batch of one environment that writes a video of each of its episodes to that
+# folder.
 VideoFactory = Callable[..., BatchedEnvironment]
 
 
@@ -150,8 +158,8 @@ class EvaluationPolicy(Protocol):
         """Acts on time steps [B] of numpy arrays.
 
         Returns:
-          (action, policy state): a nest of numpy arrays [B, ...], and the state to pass to the next call. Where a time
-          step is FIRST, the policy resets its state itself.
+          (action, policy state): a nest of numpy arrays [B, ...], and the state to pass to the next
+          call. Where a time step is FIRST, the policy resets its state itself.
         """
 
 
@@ -276,7 +284,8 @@ def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | No
     """Returns the bounds of an integer tensor: (minimum, maximum), int64, both of the tensor's shape.
 
     Returns:
-      None if the tensor is of another dtype or has no bounds. The dtype's own limits do not count as bounds.
+      None if the tensor is of another dtype or has no bounds. The dtype's own limits do not count
+      as bounds.
     """
     if not spec.dtype.is_integer or not hasattr(spec, 'minimum') or spec.dtype == tf.uint64:
         return None

@@ -16,8 +16,8 @@ from tflearn.core.errors import UserTimeoutError
 T = TypeVar('T')
 
 LOG_EVERY_SECS = 10.0
-# How long a job may not hear of the coordinator. Both sides of a partition then end within two minutes, even on a
-# busy machine.
+# How long a job may not hear of the coordinator. Both sides of a partition then end within two
+# minutes, even on a busy machine.
 PEER_TIMEOUT_SECS = 90.0
 LEASE_SECS = 5.0  # of a job's claim; the job renews it with each message
 # HOST:PORT, its two groups. Longer or empty parts of a name cannot be looked up.
@@ -41,8 +41,8 @@ def wait_until(
 
     Args:
       condition: returns a true value when the wait is over. Its exceptions propagate.
-      what: what is waited for, for the log and the error: 'the replay server at host:port'. A function is called
-        each time, so it can report the current state.
+      what: what is waited for, for the log and the error: 'the replay server at host:port'. A
+        function is called each time, so it can report the current state.
 
     Raises:
       TimeoutError: after `timeout_secs`; it names `what`.
@@ -105,8 +105,9 @@ class StopEvent(threading.Event):
     """Set when a job should end.
 
     Attributes:
-      before_exit: called by the code that sets the event, before it ends the process immediately. None means that the
-        process must not be ended, since the job still has something to save or to close.
+      before_exit: called by the code that sets the event, before it ends the process immediately.
+        None means that the process must not be ended, since the job still has something to save or
+        to close.
       save_requested: whether the user wants a checkpoint now; see `wants_save`.
     """
 

@@ -1,11 +1,13 @@
 """Several workers that train together: how they agree on values.
 
-Each worker runs the same program, and its collectives meet those of the others in the same order. So the number of next
-train steps, or whether a checkpoint is saved, must be the same on every worker.
+Each worker runs the same program, and its collectives meet those of the others in the same order.
+So the number of next train steps, or whether a checkpoint is saved, must be the same on every
+worker.
 
-Replicas diverge when something is done on some of them only: weights set by hand, a random draw in an update, different
-checkpoints restored, a device that computes wrongly. Nothing else shows it: the loss still falls. So
-`ReplicaConsistency` compares their variables. (ALF's `ddp_paras_check_interval` compares the same four statistics.)
+Replicas diverge when something is done on some of them only: weights set by hand, a random draw in
+an update, different checkpoints restored, a device that computes wrongly. Nothing else shows it:
+the loss still falls. So `ReplicaConsistency` compares their variables. (ALF's
+`ddp_paras_check_interval` compares the same four statistics.)
 """
 
 import contextlib
@@ -125,7 +127,8 @@ class Agreement:
 class StateOfWorkers(tf.train.experimental.PythonState):
     """A Python state that is another one on each worker, such as a position in its part of the data.
 
-    The chief's checkpoint holds all of them, and each worker restores its own. All workers save at the same train step.
+    The chief's checkpoint holds all of them, and each worker restores its own. All workers save at
+    the same train step.
     """
 
     def __init__(self, state: tf.train.experimental.PythonState, agreement: Agreement):
@@ -156,7 +159,8 @@ def peer_failures(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Turns the error of a collective that another worker no longer takes part in into `PeerStopped`.
 
     Raises:
-      PeerStopped: if there are several workers, or those of a TPU, and one of them has died: all have to start again.
+      PeerStopped: if there are several workers, or those of a TPU, and one of them has died: all
+        have to start again.
     """
     try:
         yield
@@ -177,15 +181,17 @@ class ReplicaConsistency:
     """Compares every variable across replicas; the action of a `PeriodicAction`.
 
     Attributes:
-      difference: the greatest difference of a statistic between two replicas at the last check, relative to its size
-        where that is above 1; for the summaries, as `replica_difference`. None before the first check.
+      difference: the greatest difference of a statistic between two replicas at the last check,
+        relative to its size where that is above 1; for the summaries, as `replica_difference`. None
+        before the first check.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, root: Any):
         """Finds the variables; those that are summed over replicas when they are read may differ and are left out.
 
         Args:
-          root: the trackable object whose variables are compared: the agent. They must exist already.
+          root: the trackable object whose variables are compared: the agent. They must exist
+            already.
 
         Raises:
           ValueError: if `root` has no variables.
@@ -206,7 +212,8 @@ class ReplicaConsistency:
         """Compares now. Every worker must call it at the same train step.
 
         Raises:
-          RuntimeError: on every worker, if a variable differs by more than the tolerance; names the worst one.
+          RuntimeError: on every worker, if a variable differs by more than the tolerance; names the
+            worst one.
         """
         with self._strategy.scope():
             statistics = self._statistics().numpy()  # [replicas, variables, statistics]

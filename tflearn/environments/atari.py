@@ -1,9 +1,9 @@
 """Atari 2600 games with the standard preprocessing (extra `atari`).
 
-Machado et al. 2018, "Revisiting the Arcade Learning Environment", arXiv:1709.06009; Mnih et al. 2015, "Human-level
-control through deep reinforcement learning", Nature 518. A step repeats one action for 4 frames; the pixel-wise maximum
-of the last two, in grey, is resized to 84x84; an observation stacks the last 4 of these. ALE does all of it in C++, one
-thread per game.
+Machado et al. 2018, "Revisiting the Arcade Learning Environment", arXiv:1709.06009; Mnih et al.
+2015, "Human-level control through deep reinforcement learning", Nature 518. A step repeats one
+action for 4 frames; the pixel-wise maximum of the last two, in grey, is resized to 84x84; an
+observation stacks the last 4 of these. ALE does all of it in C++, one thread per game.
 """
 
 import functools
@@ -33,25 +33,27 @@ def make(
 ) -> BatchedEnvironment:
     """Makes a batch of an Atari game.
 
-    The defaults are Machado et al.'s, except for 4 frames per step and the game's own action set. Mnih et al. used
-    repeat_action_probability 0, max_noops 30 and end_with_life True.
+    The defaults are Machado et al.'s, except for 4 frames per step and the game's own action set.
+    Mnih et al. used repeat_action_probability 0, max_noops 30 and end_with_life True.
 
     Args:
       game: ALE's name of the game, such as 'pong' or 'ms_pacman'.
       num_environments: the number of games, which are stepped together.
       seed: game i is seeded with seed + i; None draws the seeds.
-      repeat_action_probability: the probability that a frame repeats the previous action ("sticky actions").
+      repeat_action_probability: the probability that a frame repeats the previous action ("sticky
+        actions").
       max_noops: the largest number of frames without action at the start of an episode.
       clip_rewards: whether to clip rewards to [-1, 1]; evaluate with the true ones.
-      end_with_life: whether to terminate an episode when a life is lost; the next episode continues the game, see
-        `wrappers.EpisodicLife`. An evaluation should play complete games:
-        `evaluate.evaluate.make_environment = @evaluation/atari.make` and `evaluation/atari.make.end_with_life = False`.
-      max_episode_steps: the number of steps, of 4 frames each, after which a game is truncated; the default is half an
-        hour of play.
+      end_with_life: whether to terminate an episode when a life is lost; the next episode continues
+        the game, see `wrappers.EpisodicLife`. An evaluation should play complete games:
+        `evaluate.evaluate.make_environment = @evaluation/atari.make` and
+        `evaluation/atari.make.end_with_life = False`.
+      max_episode_steps: the number of steps, of 4 frames each, after which a game is truncated; the
+        default is half an hour of play.
 
     Returns:
-      The batch; see `BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84, 4], oldest frame
-      first; `info` has 'lives'.
+      The batch; see `BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84,
+      4], oldest frame first; `info` has 'lives'.
 
     Raises:
       ValueError: for an unknown game, if ALE is not installed, or for invalid arguments.

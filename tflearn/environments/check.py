@@ -30,7 +30,8 @@ class Finding(NamedTuple):
     """What one check says.
 
     Attributes:
-      state: 'ok', 'LOOK' (it can be trained in, but probably not as it was meant) or 'error' (it cannot).
+      state: 'ok', 'LOOK' (it can be trained in, but probably not as it was meant) or 'error' (it
+        cannot).
       check: what was checked.
       text: what was seen, and what to do.
     """
@@ -49,8 +50,8 @@ def check_environment(
     """Takes random actions in copies of an environment, and says what would trouble a run.
 
     Args:
-      environment: a registered name ('CartPole-v1', 'module:Name-v0'), or a class or a function without arguments that
-        makes a gymnasium environment.
+      environment: a registered name ('CartPole-v1', 'module:Name-v0'), or a class or a function
+        without arguments that makes a gymnasium environment.
       num_steps: steps of each of two copies.
       seed: of the environments and the actions.
       secs: how long each kind of vectorization is timed [s]; 0: none is.

@@ -33,10 +33,12 @@ def make(
       task: the task's name, such as 'swingup'.
       num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; None draws the seeds.
-      vectorization: 'in_process' steps them one after the other, 'worker_processes' in one process each.
+      vectorization: 'in_process' steps them one after the other, 'worker_processes' in one process
+        each.
       flatten_observations: whether to flatten an observation, a dict, to one vector.
       step_timeout_secs: the longest step or reset; a worker process that takes longer is replaced.
-      on_nonfinite: what happens to an environment whose observation or reward is not finite, see `gymnasium_env.make`.
+      on_nonfinite: what happens to an environment whose observation or reward is not finite, see
+        `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.

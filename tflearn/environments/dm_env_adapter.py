@@ -28,7 +28,8 @@ class DmEnvironment(gymnasium.Env):
         """Makes the environment.
 
         Raises:
-          ValueError: for specs without a corresponding gymnasium space, or rewards that are not single numbers.
+          ValueError: for specs without a corresponding gymnasium space, or rewards that are not
+            single numbers.
         """
         self._make_one = make_one
         self._environment = make_one(None)

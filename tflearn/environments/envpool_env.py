@@ -31,10 +31,12 @@ def make(
       name: EnvPool's name of the environment, such as 'CartPole-v1' or 'Pong-v5'.
       num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; None draws the seeds.
-      max_episode_steps: the number of steps after which an episode is truncated; None keeps EnvPool's limit.
+      max_episode_steps: the number of steps after which an episode is truncated; None keeps
+        EnvPool's limit.
       num_threads: the number of threads; 0 is the number of processors.
       kwargs: further arguments of the environment's configuration.
-      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+      on_nonfinite: what happens if an observation or a reward is not finite, see
+        `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.

@@ -82,7 +82,8 @@ class SimulatorClient:
           reward: the action's reward.
           observation: the observation after it.
           terminated: whether the episode has ended by itself.
-          truncated: whether it is cut off, for example by a time limit: the last observation still has a value.
+          truncated: whether it is cut off, for example by a time limit: the last observation still
+            has a value.
 
         Raises:
           EpisodeGoneError: if the episode was dropped.
@@ -115,7 +116,8 @@ class SimulatorClient:
                 break
             except (http.client.RemoteDisconnected, ConnectionError):
                 self._connection.close()  # it connects again with the next request
-                # The number of a step keeps it from counting twice; a second episode must not be begun.
+                # The number of a step keeps it from counting twice; a second episode must not be
+                # begun.
                 if last or path == '/v1/episodes':
                     raise
         answer: dict[str, Any] = json.loads(text)

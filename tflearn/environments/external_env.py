@@ -48,8 +48,9 @@ def make(
 class ExternalEnvironment:
     """A `BatchedEnvironment` over `Slots`. It listens from its first `reset` on, since only then somebody acts.
 
-    A slot without an episode returns FIRST, as an environment that failed does, so no data are made of it; `info` marks
-    these rows. An episode whose simulator vanished ends in the same way: the steps before its last one are data.
+    A slot without an episode returns FIRST, as an environment that failed does, so no data are made
+    of it; `info` marks these rows. An episode whose simulator vanished ends in the same way: the
+    steps before its last one are data.
 
     Attributes:
       num_environments: B.
@@ -67,7 +68,8 @@ class ExternalEnvironment:
         self._closed = False
         self._actions = list(tf.nest.flatten(specs.action))
         self._checked_action = False
-        # The newest observation of each slot, in the arrays of the spec's leaves: what a vacant slot returns.
+        # The newest observation of each slot, in the arrays of the spec's leaves: what a vacant
+        # slot returns.
         self._observation = [
             np.broadcast_to(np.maximum(spec.minimum, np.minimum(0, spec.maximum)), (num_environments, *spec.shape))
             .astype(spec.dtype.as_numpy_dtype)
@@ -105,7 +107,8 @@ class ExternalEnvironment:
           Time steps [B].
 
         Raises:
-          ValueError: if the action does not match its spec, is not finite, or has integers out of bounds.
+          ValueError: if the action does not match its spec, is not finite, or has integers out of
+            bounds.
           RuntimeError: before `reset` and after `close`.
         """
         if self._server is None or self._closed:

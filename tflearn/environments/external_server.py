@@ -5,19 +5,20 @@
     POST   /v1/episodes/ID/steps      {"reward": ..., "observation": ..., "terminated": ..., "truncated": ...}
     DELETE /v1/episodes/ID
 
-An error is {"error": ...} with the status 400 for a message that is wrong (the episode goes on), 404 for an unknown
-path, 405 for another method, 401 without the token, 409 out of turn, 410 for an episode that is gone, 411 and 413 for
-the size, 503 to try again.
+An error is {"error": ...} with the status 400 for a message that is wrong (the episode goes on),
+404 for an unknown path, 405 for another method, 401 without the token, 409 out of turn, 410 for an
+episode that is gone, 411 and 413 for the size, 503 to try again.
 
-Observations and actions are described by dicts: with 'shape' for numbers, or with 'choices' for integers from 0 on; any
-other dict is a nest:
+Observations and actions are described by dicts: with 'shape' for numbers, or with 'choices' for
+integers from 0 on; any other dict is a nest:
 
     {'shape': (4,)}                                          float32 numbers
     {'shape': (84, 84, 1), 'dtype': 'uint8', 'low': 0, 'high': 255}
     {'choices': 3}          {'choices': (3, 2)}              one integer; several
     {'position': {'shape': (2,)}, 'gear': {'choices': 5}}    a nest
 
-In JSON a value is a number, or lists of numbers in its shape, or a string: the base64 of its little-endian bytes.
+In JSON a value is a number, or lists of numbers in its shape, or a string: the base64 of its
+little-endian bytes.
 """
 
 import base64
@@ -50,7 +51,8 @@ def to_spec(description: Any, name: str) -> types.NestedTensorSpec:
 
     Args:
       description: see above.
-      name: 'observation' or 'action', the name of the leaf, or the prefix of the leaves' names `name/key`.
+      name: 'observation' or 'action', the name of the leaf, or the prefix of the leaves' names
+        `name/key`.
 
     Raises:
       ValueError: for anything else than such a description.
@@ -95,8 +97,8 @@ def from_json(value: Any, spec: types.NestedTensorSpec, name: str) -> Any:
     """Returns the arrays of a JSON value, in the nest of `spec`.
 
     Raises:
-      ValueError: if the value has another structure, shape or kind of numbers, or numbers that are not finite or out of
-        their bounds; it names the part.
+      ValueError: if the value has another structure, shape or kind of numbers, or numbers that are
+        not finite or out of their bounds; it names the part.
     """
     if isinstance(spec, Mapping):
         if not isinstance(value, Mapping) or value.keys() != spec.keys():
@@ -170,16 +172,17 @@ class ExternalOptions:
 
     Attributes:
       host: the name or address to listen at; '0.0.0.0' is all networks.
-      ports: the ports to listen at: the first free one is taken, so that several collectors of one machine can share
-        the list. 0 takes any free port.
-      step_timeout_secs: how long the other simulators wait for one that steps; one that takes longer loses its episode.
+      ports: the ports to listen at: the first free one is taken, so that several collectors of one
+        machine can share the list. 0 takes any free port.
+      step_timeout_secs: how long the other simulators wait for one that steps; one that takes
+        longer loses its episode.
       begin_wait_secs: how long they wait for one whose episode has ended to begin the next.
       slot_timeout_secs: how long a simulator waits for a slot before it is told to try again.
       max_connections: connections at the same time.
       max_request_bytes: the size of the largest request.
       tls: the files for encryption; None listens without it.
-      token: where the token is that simulators must show: a file's path, or 'env:NAME' for an environment variable.
-        None asks for none.
+      token: where the token is that simulators must show: a file's path, or 'env:NAME' for an
+        environment variable. None asks for none.
     """
 
     host: str = 'localhost'
@@ -215,7 +218,8 @@ class SimulatorServer:
         """Starts to listen.
 
         Raises:
-          ValueError: if it cannot listen at one of the ports, a file of TLS is invalid, or there is no token.
+          ValueError: if it cannot listen at one of the ports, a file of TLS is invalid, or there is
+            no token.
         """
         self._slots, self._specs, self._options = slots, specs, options
         routes: dict[str, Route] = {

@@ -1,19 +1,21 @@
 """Slots: where the episodes of external simulators meet the steps of a batched environment.
 
-Each of B slots holds at most one episode. The environment's thread takes batched steps; each request of a client has a
-thread of its own, which waits here until the policy has acted. All state is guarded by one condition variable.
+Each of B slots holds at most one episode. The environment's thread takes batched steps; each
+request of a client has a thread of its own, which waits here until the policy has acted. All state
+is guarded by one condition variable.
 
     free -> observed    the environment took an observation into its time step; the policy acts on it
     observed -> asked   the action was given to the client, which now steps its simulator
     asked -> told       the client has returned the reward and the next observation
     told -> observed    they are in the environment's time step; free, if the episode has ended
 
-A batched step ends when every client that was asked has answered. One that does not answer within the step timeout
-loses its episode: the last step is dropped, the others remain data. A slot whose episode has ended waits for the next
-one for a time, then it counts as vacant: nobody waits for it.
+A batched step ends when every client that was asked has answered. One that does not answer within
+the step timeout loses its episode: the last step is dropped, the others remain data. A slot whose
+episode has ended waits for the next one for a time, then it counts as vacant: nobody waits for it.
 
-A new episode gets the free slot that has had the fewest. So each slot has its share of them if there are fewer clients
-than slots, as an evaluation needs, which plays a number of episodes in each.
+A new episode gets the free slot that has had the fewest. So each slot has its share of them if
+there are fewer clients than slots, as an evaluation needs, which plays a number of episodes in
+each.
 """
 
 import collections
@@ -92,7 +94,8 @@ class Slots:
         Args:
           num_slots: B.
           step_timeout_secs: how long a batched step waits for a client that steps its simulator.
-          begin_wait_secs: how long batched steps wait for the next episode of a slot whose episode has ended.
+          begin_wait_secs: how long batched steps wait for the next episode of a slot whose episode
+            has ended.
           clock: returns the time [seconds].
         """
         self.slots = [Slot() for _ in range(num_slots)]
@@ -114,7 +117,8 @@ class Slots:
           (episode, action): the episode's name, and its first action.
 
         Raises:
-          HttpRefusal: if there is no slot in time, the collector has ended, or the environment was reset meanwhile.
+          HttpRefusal: if there is no slot in time, the collector has ended, or the environment was
+            reset meanwhile.
         """
         waiting = _Begin(observation)
         with self._changed:
@@ -142,17 +146,18 @@ class Slots:
 
         Args:
           episode: the episode's name.
-          number: the number of the step, counted from 0; None takes it for the next one. A step that was told already,
-            by a client that lost the answer, is answered again and not counted twice.
+          number: the number of the step, counted from 0; None takes it for the next one. A step
+            that was told already, by a client that lost the answer, is answered again and not
+            counted twice.
           result: what the simulator returned.
 
         Returns:
-          (action, num_steps, total): the next action, None if the episode has ended; the steps of the episode so far,
-          and the sum of its rewards.
+          (action, num_steps, total): the next action, None if the episode has ended; the steps of
+          the episode so far, and the sum of its rewards.
 
         Raises:
-          HttpRefusal: if there is no such episode any more, another request of it waits, the step has another number,
-            or the collector has ended.
+          HttpRefusal: if there is no such episode any more, another request of it waits, the step
+            has another number, or the collector has ended.
         """
         with self._changed:
             self._check_open()
@@ -203,8 +208,9 @@ class Slots:
         """Waits for the clients, as long as the class says; if there is no episode at all, `idle_secs` for one.
 
         Returns:
-          For each slot (result, None) of a step, (None, observation) at the beginning of an episode, and (None, None)
-          for a slot without an episode, also for one whose episode was dropped.
+          For each slot (result, None) of a step, (None, observation) at the beginning of an
+          episode, and (None, None) for a slot without an episode, also for one whose episode was
+          dropped.
         """
         idle_until, signs = self._clock() + idle_secs, life.Signs()
         while self._must_wait(idle_until, signs):

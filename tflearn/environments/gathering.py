@@ -1,8 +1,8 @@
 """What environments return: checked where it enters, and gathered to batches. One rule for all kinds of vectorization.
 
-A value is converted where no number changes but for a float's precision: lists, numbers, other floats; integers and
-booleans for floats, and for integers that can hold them. Anything else is refused in one line. Importable without
-TensorFlow, as worker processes need it.
+A value is converted where no number changes but for a float's precision: lists, numbers, other
+floats; integers and booleans for floats, and for integers that can hold them. Anything else is
+refused in one line. Importable without TensorFlow, as worker processes need it.
 """
 
 import math

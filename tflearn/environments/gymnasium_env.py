@@ -52,30 +52,35 @@ def make(
 ) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
-    Terminated is LAST with discount 0, truncated is LAST with discount 1. Observations and actions of dtype float64
-    become float32, discrete ones int64, counted from their start.
+    Terminated is LAST with discount 0, truncated is LAST with discount 1. Observations and actions
+    of dtype float64 become float32, discrete ones int64, counted from their start.
 
     Args:
       name: a registered name such as 'CartPole-v1', or 'module:Name-v0' to import `module` first.
       num_environments: the number of environments, which are stepped together.
-      seed: environment i is seeded with seed + i; None draws the seeds. ('native': the batch is seeded with seed.)
-      vectorization: 'native' is the vector environment that is registered under the name, by far the fastest: one call
-        steps all environments. 'in_process' steps them one after the other. 'worker_processes' runs each in its own
-        process, which is faster if a step takes longer than about half a millisecond, and the only way to replace
-        environments that hang or die. 'auto' is 'native' if that is registered as the same task and neither
-        `max_episode_steps` nor `kwargs` are given, else 'in_process'.
-      max_episode_steps: the number of steps after which an episode is truncated; None keeps the registered number.
+      seed: environment i is seeded with seed + i; None draws the seeds. ('native': the batch is
+        seeded with seed.)
+      vectorization: 'native' is the vector environment that is registered under the name, by far
+        the fastest: one call steps all environments. 'in_process' steps them one after the other.
+        'worker_processes' runs each in its own process, which is faster if a step takes longer than
+        about half a millisecond, and the only way to replace environments that hang or die. 'auto'
+        is 'native' if that is registered as the same task and neither `max_episode_steps` nor
+        `kwargs` are given, else 'in_process'.
+      max_episode_steps: the number of steps after which an episode is truncated; None keeps the
+        registered number.
       kwargs: further arguments of the environment's constructor.
       step_timeout_secs: the longest step or reset; a worker process that takes longer is replaced.
-      register: a function that registers environments, for packages that do not do so when they are imported; it is
-        called unless `name` is registered already.
-      mask_in_info: the key of the environment's `info` with a mask of legal actions. The observation then has the parts
-        'observation' and 'action_mask', for `make_agent.action_mask`; None leaves it as it is.
-      action_repeat: how often the environment is stepped with each action: their rewards are added, and the episode may
-        end in between. `max_episode_steps` counts the environment's own steps.
+      register: a function that registers environments, for packages that do not do so when they are
+        imported; it is called unless `name` is registered already.
+      mask_in_info: the key of the environment's `info` with a mask of legal actions. The
+        observation then has the parts 'observation' and 'action_mask', for
+        `make_agent.action_mask`; None leaves it as it is.
+      action_repeat: how often the environment is stepped with each action: their rewards are added,
+        and the episode may end in between. `max_episode_steps` counts the environment's own steps.
       reset_options: what each `reset(options=...)` gets; None passes no options.
-      on_nonfinite: what happens to an environment whose observation or reward is not finite: 'rebuild' treats it as one
-        that raises an error, 'stop' ends the job, 'keep' passes the number on.
+      on_nonfinite: what happens to an environment whose observation or reward is not finite:
+        'rebuild' treats it as one that raises an error, 'stop' ends the job, 'keep' passes the
+        number on.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -144,14 +149,15 @@ def record(
 
     Args:
       name: as for `make`.
-      folder: the videos' directory; a video is complete when its episode has ended and the next one has started, or the
-        environment is closed.
+      folder: the videos' directory; a video is complete when its episode has ended and the next one
+        has started, or the environment is closed.
       max_episode_steps: as for `make`.
       kwargs: as for `make`.
       register: as for `make`.
 
     Raises:
-      ValueError: as for `make`, and if the environment cannot be rendered, or the extra is not installed.
+      ValueError: as for `make`, and if the environment cannot be rendered, or the extra is not
+        installed.
     """
     with rendered(lambda each: RecordVideo(each, folder, episode_trigger=lambda episode: True, name_prefix='film')):
         return make(name, 1, None, max_episode_steps=max_episode_steps, kwargs=kwargs, register=register)
@@ -160,8 +166,9 @@ def record(
 class ActionRepeat(gymnasium.Wrapper):
     """Another environment in which an action counts for several of its steps, as in Mnih et al. 2015 ("frame skip").
 
-    The reward is the sum of theirs; the observation and the info are the last step's. An episode that ends in between
-    ends with the step. `TimeLimit` wrappers inside count the environment's own steps.
+    The reward is the sum of theirs; the observation and the info are the last step's. An episode
+    that ends in between ends with the step. `TimeLimit` wrappers inside count the environment's own
+    steps.
     """
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_repeats: int):
@@ -185,9 +192,9 @@ def goal_reward(
 ) -> Callable[[Any, Any], tf.Tensor]:
     """Returns the rewards of a goal environment as a function for `hindsight.Hindsight.reward`.
 
-    It calls `compute_reward` of an instance that is never stepped: for arrays of goals [N, n], as those of
-    gymnasium-robotics take them, or for each goal where it takes but one. It is Python: a TensorFlow function, such as
-    `hindsight.sparse_reward`, is faster.
+    It calls `compute_reward` of an instance that is never stepped: for arrays of goals [N, n], as
+    those of gymnasium-robotics take them, or for each goal where it takes but one. It is Python: a
+    TensorFlow function, such as `hindsight.sparse_reward`, is faster.
 
     Args:
       name: as for `make`.

@@ -36,8 +36,8 @@ def mask_name(key: str) -> str:
 class InfoColumns:
     """Gathers the infos of a batch at each step. A key that has appeared stays, with its shape.
 
-    Later keys than the first `_MAX_KEYS` are left out: of keys that never repeat, such as an order's number, each would
-    cost time in all later steps, and make a metric of its own.
+    Later keys than the first `_MAX_KEYS` are left out: of keys that never repeat, such as an
+    order's number, each would cost time in all later steps, and make a metric of its own.
     """
 
     _is_full = False  # whether a key was left out
@@ -50,7 +50,8 @@ class InfoColumns:
         """Returns the numbers in the infos of the environments.
 
         Args:
-          action: the array [B, ...] of actions, the executed action of environments that report no other.
+          action: the array [B, ...] of actions, the executed action of environments that report no
+            other.
 
         Returns:
           Arrays [B, ...]: float32, or integers or booleans. Missing values are NaN or 0.

@@ -28,10 +28,10 @@ def make(
 class PacedEnvironment(Wrapper):
     """Another environment whose steps start `unroll_step_interval_secs` apart.
 
-    A step that starts late, since the policy or the machine was late, is an overrun: it is counted and taken at once,
-    and the next one is due an interval later. Later steps do not catch up. What a wake-up is late by, up to a tenth of
-    the interval, is none: the next step is due an interval after the last one was. After a reset, the next step is due
-    an interval later.
+    A step that starts late, since the policy or the machine was late, is an overrun: it is counted
+    and taken at once, and the next one is due an interval later. Later steps do not catch up. What
+    a wake-up is late by, up to a tenth of the interval, is none: the next step is due an interval
+    after the last one was. After a reset, the next step is due an interval later.
     """
 
     def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):

@@ -24,7 +24,8 @@ class PartialView(Wrapper):
         """Takes over `environment`: it is closed with this.
 
         Raises:
-          ValueError: if the observation is not a vector, or an index is out of range; `environment` is then closed.
+          ValueError: if the observation is not a vector, or an index is out of range; `environment`
+            is then closed.
         """
         spec = environment.specs.observation
         size = spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 else 0

@@ -62,7 +62,8 @@ def check(name: str) -> None:
     """Checks a name without making the environment or importing the module in 'module:Name-v0'.
 
     Raises:
-      ValueError: if nothing is registered under that name, or the extra that it needs is not installed.
+      ValueError: if nothing is registered under that name, or the extra that it needs is not
+        installed.
     """
     if ':' in name:
         return
@@ -115,8 +116,8 @@ def check_factory(factory: str, arguments: Mapping[str, Any]) -> None:
       arguments: the bound arguments by name; None for an unknown value.
 
     Raises:
-      ValueError: if the environment is unknown, if a package that it needs is not installed, or if not exactly one
-        policy of several is without a partner.
+      ValueError: if the environment is unknown, if a package that it needs is not installed, or if
+        not exactly one policy of several is without a partner.
     """
     needed = _NEEDED_BY_FACTORY.get(factory)
     if needed and extras.is_missing(needed):

@@ -1,7 +1,8 @@
 """Environments that show how much of an episode's time is left.
 
-Pardo et al. 2018, "Time Limits in Reinforcement Learning" (arXiv 1712.00378), section 2: where an episode ends after a
-fixed number of steps, values depend on the time that is left, and an agent that does not see it cannot learn them.
+Pardo et al. 2018, "Time Limits in Reinforcement Learning" (arXiv 1712.00378), section 2: where an
+episode ends after a fixed number of steps, values depend on the time that is left, and an agent
+that does not see it cannot learn them.
 """
 
 from typing import Any
@@ -32,10 +33,12 @@ def make(
     Args:
       num_environments: the number of environments, which are stepped together.
       seed: as for `make_environment`.
-      make_environment: makes environments whose episodes end after `time_limit` steps at the latest.
+      make_environment: makes environments whose episodes end after `time_limit` steps at the
+        latest.
       time_limit: the steps after which an episode is truncated.
-      terminates: whether the limit is a part of the task: the truncation becomes a termination, with discount 0, so
-        that nothing after it counts. Else values are bootstrapped from the last observation, as without the time.
+      terminates: whether the limit is a part of the task: the truncation becomes a termination,
+        with discount 0, so that nothing after it counts. Else values are bootstrapped from the last
+        observation, as without the time.
     """
     return RemainingTime(make_environment(num_environments=num_environments, seed=seed), time_limit, terminates)
 
@@ -43,7 +46,8 @@ def make(
 class RemainingTime(Wrapper):
     """Another environment whose observation has the part 'remaining_time', float32 [1], from 1 down to 0.
 
-    A dictionary gets it as a further key; any other observation becomes the part 'observation' of a dictionary.
+    A dictionary gets it as a further key; any other observation becomes the part 'observation' of a
+    dictionary.
     """
 
     def __init__(self, environment: BatchedEnvironment, time_limit: int, terminates: bool = True):

@@ -104,7 +104,8 @@ class Turn:
 
     def take(self) -> None:
         """Waits for the turn, and gives signs of life; errors of the job that reports them propagate."""
-        # Who waits keeps `next`: the one whose turn ends might be faster, and take the next one too.
+        # Who waits keeps `next`: the one whose turn ends might be faster, and take the next one
+        # too.
         with self._next.open('ab') as following:
             self._wait_for(following)
             held = self._path.open('ab')

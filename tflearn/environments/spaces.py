@@ -1,8 +1,8 @@
 """gymnasium spaces as TF-Agents specs, and the conversion of batches of their elements.
 
-Every discrete space becomes int64, counted from its start, whatever its dtype; a Box keeps its dtype, except that
-float64 and float16 become float32, and integers that TensorFlow draws and computes little with a larger one. Dict and
-Tuple become nests.
+Every discrete space becomes int64, counted from its start, whatever its dtype; a Box keeps its
+dtype, except that float64 and float16 become float32, and integers that TensorFlow draws and
+computes little with a larger one. Dict and Tuple become nests.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,8 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
     """Returns the spec of one element of `space`: bounded tensor specs in the space's nest.
 
     Args:
-      name: 'observation' or 'action', the name of the leaf, or the prefix of the leaves' names `name/key`.
+      name: 'observation' or 'action', the name of the leaf, or the prefix of the leaves' names
+        `name/key`.
 
     Raises:
       ValueError: if the space is of another kind.
@@ -124,9 +125,9 @@ def _read_uint64(batch: Any) -> np.ndarray:
 def writer(space: spaces.Space, num_environments: int, name: str = 'action') -> Convert:
     """Returns a function from arrays [B, ...] of the spec to a batch of elements for gymnasium's vector environments.
 
-    It clips floats to the space's bounds, which draws from a normal distribution exceed. It raises ValueError for
-    another shape or dtype, for floats that are not finite, and for integers out of bounds. It does not change its
-    argument.
+    It clips floats to the space's bounds, which draws from a normal distribution exceed. It raises
+    ValueError for another shape or dtype, for floats that are not finite, and for integers out of
+    bounds. It does not change its argument.
     """
     if isinstance(space, spaces.Dict):
         writers = {key: writer(part, num_environments, f'{name}/{key}') for key, part in space.items()}

@@ -1,7 +1,7 @@
 """N environments that are stepped one after the other in this process, and what all kinds of vectorization share.
 
-Environments that raise an error are rebuilt. Those that may hang need their own processes (`worker_processes`).
-The workers import this file, so it must stay importable without TensorFlow.
+Environments that raise an error are rebuilt. Those that may hang need their own processes
+(`worker_processes`). The workers import this file, so it must stay importable without TensorFlow.
 """
 
 import contextlib
@@ -26,9 +26,11 @@ from tflearn.environments import gathering, infos
 
 MAX_IN_A_ROW = 5
 
-# The environments that a vector environment of this process steps now, by the id of what their wrappers wrap.
+# The environments that a vector environment of this process steps now, by the id of what their
+# wrappers wrap.
 _in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-# What an environment may raise. With sys.exit() it would end the run, without a word, by the status of a success.
+# What an environment may raise. With sys.exit() it would end the run, without a word, by the status
+# of a success.
 FAILURES = (Exception, SystemExit)
 # What is no failure of it: an error of the user, or the end of the job, which its signs of life
 # may raise within a call.
@@ -273,7 +275,8 @@ class RebuildingVectorEnv:
 
         Raises:
           RuntimeError: if one fails too often in a row.
-          UserError: if one returns what its spaces or gymnasium's interface do not allow, or raises a UserError.
+          UserError: if one returns what its spaces or gymnasium's interface do not allow, or raises
+            a UserError.
         """
         raise NotImplementedError
 

@@ -18,10 +18,10 @@ from tflearn.environments import gathering, infos, spaces, sync_vector_env, work
 class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
     """A vector environment of gymnasium or another library, which steps its environments itself, rebuilt as one.
 
-    Its environments may share a random number generator. One with autoreset mode SAME_STEP has reset an environment in
-    the step that ended its episode: that step returns the final observation of its infos, and the next one returns the
-    new episode's second observation as its first. The step between them, whose action was chosen before the reset, is
-    in no data.
+    Its environments may share a random number generator. One with autoreset mode SAME_STEP has
+    reset an environment in the step that ended its episode: that step returns the final observation
+    of its infos, and the next one returns the new episode's second observation as its first. The
+    step between them, whose action was chosen before the reset, is in no data.
     """
 
     _KEPT = ('_vector_env', '_ended', '_seed', '_progress', '_columns', 'failures')
@@ -150,8 +150,8 @@ def _merged(info: Mapping[str, Any], last: Mapping[str, Any], ended: np.ndarray)
 # Some environments think for a while; one that hangs is to be noticed all the same.
 STEP_TIMEOUT_SECS = 120.0
 
-# What happens to an environment that returns a number that is not finite: it is rebuilt, as one that raises; the job
-# ends; or it is passed on, to transforms or layers of one's own that take it.
+# What happens to an environment that returns a number that is not finite: it is rebuilt, as one
+# that raises; the job ends; or it is passed on, to transforms or layers of one's own that take it.
 OnNonfinite = Literal['rebuild', 'stop', 'keep']
 
 _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
@@ -174,7 +174,8 @@ class VectorEnvironment(Resumable):
         """Takes over `environments`.
 
         Args:
-          seed: the first `reset` seeds the environments with seed, seed + 1, ...; None draws the seeds.
+          seed: the first `reset` seeds the environments with seed, seed + 1, ...; None draws the
+            seeds.
           on_nonfinite: what happens to an environment whose observation or reward is not finite.
 
         Raises:
@@ -239,15 +240,18 @@ class VectorEnvironment(Resumable):
         """Applies `action` in episodes that run, and starts a new episode where one has ended.
 
         Args:
-          action: nest of arrays [B, ...] of `specs.action`; see `BatchedEnvironment` for actions out of bounds.
+          action: nest of arrays [B, ...] of `specs.action`; see `BatchedEnvironment` for actions
+            out of bounds.
 
         Returns:
           Time steps [B].
 
         Raises:
-          ValueError: if the action does not match its spec (no environment was stepped then), or an environment
-            returns what its spaces do not have, or numbers that are not finite if these stop the job.
-          RuntimeError: before `reset` and after `close`, and if an environment fails too often in a row.
+          ValueError: if the action does not match its spec (no environment was stepped then), or an
+            environment returns what its spaces do not have, or numbers that are not finite if these
+            stop the job.
+          RuntimeError: before `reset` and after `close`, and if an environment fails too often in a
+            row.
         """
         if self._ended is None:
             raise RuntimeError('got step() before reset() or after close(); need a reset() first')
@@ -375,12 +379,14 @@ def in_worker_processes(
 ) -> VectorEnvironment:
     """Returns `num_environments` of `make_one()`, each in its own process.
 
-    It is faster if a step takes longer than the communication, about half a millisecond. An environment that raises an
-    error, hangs or dies is rebuilt in a new process.
+    It is faster if a step takes longer than the communication, about half a millisecond. An
+    environment that raises an error, hangs or dies is rebuilt in a new process.
 
     Args:
-      make_one: makes an environment; it is sent to the workers with cloudpickle, which import the modules it needs.
-      step_timeout_secs: the longest step or reset; an environment that takes longer counts as hanging.
+      make_one: makes an environment; it is sent to the workers with cloudpickle, which import the
+        modules it needs.
+      step_timeout_secs: the longest step or reset; an environment that takes longer counts as
+        hanging.
       on_nonfinite: what happens to an environment whose observation or reward is not finite.
 
     Raises:
@@ -396,8 +402,9 @@ def native(
     """Returns a vector environment of gymnasium or another library, which is rebuilt if it raises an error.
 
     Args:
-      make_all: makes the vector environment; its autoreset mode is NEXT_STEP or SAME_STEP. With SAME_STEP the first
-        step of each episode, whose action was chosen before the reset, is in no data.
+      make_all: makes the vector environment; its autoreset mode is NEXT_STEP or SAME_STEP. With
+        SAME_STEP the first step of each episode, whose action was chosen before the reset, is in no
+        data.
       on_nonfinite: what happens if an observation or a reward is not finite.
 
     Raises:

@@ -98,7 +98,8 @@ def _name(key: Any) -> str:
 class Keyboard:
     """The keys that a person holds in the window, as a policy: a batch of one observation -> one action.
 
-    Of several keys without an action of their own the newest one counts; without any the action is `idle`.
+    Of several keys without an action of their own the newest one counts; without any the action is
+    `idle`.
     """
 
     def __init__(self, keys: Mapping[frozenset[str], Any], idle: float, spec: Any, end: Callable[[], object]):

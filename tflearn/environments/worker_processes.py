@@ -36,13 +36,14 @@ def run_worker(
     """Serves one environment to the parent, until the parent closes it or dies.
 
     Args:
-      pipe: the connection to the parent: it receives commands (name, argument) and sends replies (True, result); the
-        last reply may be (False, cause), a string or a UserError.
+      pipe: the connection to the parent: it receives commands (name, argument) and sends replies
+        (True, result); the last reply may be (False, cause), a string or a UserError.
       shared_memory: the memory of the observations, where the worker writes observation `index`.
       close_secs: how long the environment may take to end once the parent has died.
     """
-    # Both are often sent to a process group. The parent handles them, and ends its workers through the pipe. A handler
-    # that does nothing, since programs that an environment starts would inherit that the signals are ignored.
+    # Both are often sent to a process group. The parent handles them, and ends its workers through
+    # the pipe. A handler that does nothing, since programs that an environment starts would inherit
+    # that the signals are ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     os.setpgid(0, 0)  # what the environment starts is in this group too, and ends with it (`_end_group`)
@@ -134,8 +135,8 @@ def _reply(pipe: connection.Connection, value: Any) -> None:
 def _without_main_module() -> Iterator[None]:
     """Keeps new processes from importing this program's main module, and TensorFlow with it.
 
-    multiprocessing imports it for pickled objects of that module. cloudpickle, which sends `make_one`, pickles such
-    objects by value.
+    multiprocessing imports it for pickled objects of that module. cloudpickle, which sends
+    `make_one`, pickles such objects by value.
     """
     main = sys.modules['__main__']
     sys.modules['__main__'] = types.ModuleType('__main__')
@@ -178,7 +179,8 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
         """Starts one process per environment and waits until each has made its own.
 
         Args:
-          make_one: makes an environment; it is sent with cloudpickle, and called in this process too, for the spaces.
+          make_one: makes an environment; it is sent with cloudpickle, and called in this process
+            too, for the spaces.
 
         Raises:
           RuntimeError: if a worker died or could not make its environment.
@@ -190,8 +192,8 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
         gathering.check_space(self.single_action_space, 'action')
         self._make_one = CloudpickleWrapper(make_one)
         self._timeout_secs = step_timeout_secs
-        # 'fork' would copy TensorFlow's locks while its threads hold them. 'spawn' would work, but the fork server
-        # imports gymnasium only once for all workers.
+        # 'fork' would copy TensorFlow's locks while its threads hold them. 'spawn' would work, but
+        # the fork server imports gymnasium only once for all workers.
         self._context = multiprocessing.get_context('forkserver')
         self._context.set_forkserver_preload([__name__])
         self._action_space = batch_space(self.single_action_space, num_environments)
@@ -303,6 +305,7 @@ def _end_workers(workers: Iterable[_Worker]) -> None:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
-        # The group outlives the worker as long as a program of the environment is in it, and keeps its number.
+        # The group outlives the worker as long as a program of the environment is in it, and keeps
+        # its number.
         _end_group(worker.process.pid, signal.SIGKILL)
         worker.pipe.close()

@@ -61,9 +61,10 @@ _FIRST, _MID, _LAST = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID), np
 class EpisodicLife(Wrapper):
     """Another environment whose episodes terminate when a life is lost, while its game continues.
 
-    The next episode starts in the same game, one step later: that step takes action 0 (no operation), and its reward is
-    dropped. Only a game that is over is reset. This is the setting of Mnih et al. 2015 ("Human-level control through
-    deep reinforcement learning", Nature 518, methods); Baselines calls it EpisodicLifeEnv.
+    The next episode starts in the same game, one step later: that step takes action 0 (no
+    operation), and its reward is dropped. Only a game that is over is reset. This is the setting of
+    Mnih et al. 2015 ("Human-level control through deep reinforcement learning", Nature 518,
+    methods); Baselines calls it EpisodicLifeEnv.
 
     If the game ends in that step, the new episode is interrupted: FIRST is followed by FIRST.
     """
@@ -72,8 +73,9 @@ class EpisodicLife(Wrapper):
         """Takes over `environment`: it is closed with this.
 
         Args:
-          environment: an environment whose action is one integer, of which 0 is no operation, and whose `info` has
-            'lives' [B], the lives that are left. With 0 lives the game is about to end.
+          environment: an environment whose action is one integer, of which 0 is no operation, and
+            whose `info` has 'lives' [B], the lives that are left. With 0 lives the game is about to
+            end.
         """
         super().__init__(environment)
         self._lives = np.zeros(self.num_environments, np.int64)

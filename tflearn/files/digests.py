@@ -1,8 +1,9 @@
 """SHA-256 digests of the files of an exported model: recorded when it is published, checked before it is loaded.
 
-A SavedModel is a program. The digests show that it is still the one that was exported: they find damage, and changes by
-whoever cannot change the record too. Where the environment variable TFLEARN_MODEL_KEY names a file with a key (or
-env:NAME), the record is signed with it (HMAC-SHA-256, RFC 2104), and models without a valid signature are refused.
+A SavedModel is a program. The digests show that it is still the one that was exported: they find
+damage, and changes by whoever cannot change the record too. Where the environment variable
+TFLEARN_MODEL_KEY names a file with a key (or env:NAME), the record is signed with it (HMAC-SHA-256,
+RFC 2104), and models without a valid signature are refused.
 """
 
 import contextlib
@@ -55,11 +56,12 @@ def record(model: pathlib.Path, changing: tuple[str, ...] = ()) -> None:
 def checked(model: pathlib.Path) -> Iterator[pathlib.Path]:
     """Provides a private copy of a model whose files are those that were recorded, for the time of the block.
 
-    What is loaded is the copy: the model's own files could be exchanged between the check and the load. A model without
-    a record, which another program wrote, is given as it is; that is logged.
+    What is loaded is the copy: the model's own files could be exchanged between the check and the
+    load. A model without a record, which another program wrote, is given as it is; that is logged.
 
     Raises:
-      ValueError: if a file differs, is missing or was added, or the record is not signed as `TFLEARN_MODEL_KEY` asks.
+      ValueError: if a file differs, is missing or was added, or the record is not signed as
+        `TFLEARN_MODEL_KEY` asks.
       OSError: if there is no room for the copy.
     """
     expected = _recorded(model)

@@ -1,16 +1,17 @@
 """Lock: at most one learner, and one replay server, writes to a run directory. And locks of open files.
 
-A `Lock` is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
-can do, and renews it every few seconds. It ends when it is released, when its process has died on this machine, or when
-it was not renewed for `LOCK_SECS` by the clock of the process that watches it: clocks are never compared between
-machines. An owner of an older epoch finds the newer file before it writes again, and stops (the epoch is a fencing
-token; Kleppmann 2016, "How to do distributed locking").
+A `Lock` is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch,
+which only one process can do, and renews it every few seconds. It ends when it is released, when
+its process has died on this machine, or when it was not renewed for `LOCK_SECS` by the clock of the
+process that watches it: clocks are never compared between machines. An owner of an older epoch
+finds the newer file before it writes again, and stops (the epoch is a fencing token; Kleppmann
+2016, "How to do distributed locking").
 
-What several jobs write at the same time (locks, manifests), and what must have arrived before the next step
-(checkpoints), goes through a `Store`; all other files are only read and written.
+What several jobs write at the same time (locks, manifests), and what must have arrived before the
+next step (checkpoints), goes through a `Store`; all other files are only read and written.
 
-`try_lock` and `locked` lock an open file by the kernel: among the processes of one machine, until all that have it open
-have ended.
+`try_lock` and `locked` lock an open file by the kernel: among the processes of one machine, until
+all that have it open have ended.
 """
 
 import contextlib
@@ -322,8 +323,9 @@ def _this_process() -> dict[str, Any]:
 def _clocks() -> tuple[float, float]:
     """Returns the times that go on while this process does not run [s].
 
-    The monotonic clock stands still while a machine is suspended, so an owner would not look whether it has lost its
-    lock. A virtual machine that was paused sees that by its wall clock, once that is set.
+    The monotonic clock stands still while a machine is suspended, so an owner would not look
+    whether it has lost its lock. A virtual machine that was paused sees that by its wall clock,
+    once that is set.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
 
@@ -331,7 +333,8 @@ def _clocks() -> tuple[float, float]:
 def machine() -> str:
     """Returns what differs between two machines, two starts of one, and two containers on it; '' if that is unknown.
 
-    Clones of a virtual machine's snapshot have the same boot id; their network cards and names differ, mostly.
+    Clones of a virtual machine's snapshot have the same boot id; their network cards and names
+    differ, mostly.
     """
     try:
         boot, processes = _BOOT.read_text(encoding='utf-8').strip(), os.readlink('/proc/self/ns/pid')

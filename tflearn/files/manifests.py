@@ -1,11 +1,13 @@
 """Manifests: which checkpoints of the learner and of the replay servers belong together.
 
-Every save of one of these jobs adds a manifest, `<number>.json`: the newest one, with the part of that job replaced. So
-each manifest names one checkpoint of every job, and the last ones say which of them were the newest at the same time.
+Every save of one of these jobs adds a manifest, `<number>.json`: the newest one, with the part of
+that job replaced. So each manifest names one checkpoint of every job, and the last ones say which
+of them were the newest at the same time.
 
-Nothing relies on rename. A manifest is created exclusively, so that of two writers one has to read again (compare and
-swap), begins with the length and the digest of its own content, and lists the sizes and digests of the checkpoints'
-files. Readers skip what is torn, and what a job wrote whose lock another process has taken over since (`lock`).
+Nothing relies on rename. A manifest is created exclusively, so that of two writers one has to read
+again (compare and swap), begins with the length and the digest of its own content, and lists the
+sizes and digests of the checkpoints' files. Readers skip what is torn, and what a job wrote whose
+lock another process has taken over since (`lock`).
 """
 
 import dataclasses
@@ -42,7 +44,8 @@ class Part:
     Attributes:
       epoch: the epoch of the job's lock.
       checkpoint: its name, 'ckpt-500' or '00000003'; None while there is none.
-      files: size [bytes], and SHA-256 if it is small, of each of its files, by path below the run directory.
+      files: size [bytes], and SHA-256 if it is small, of each of its files, by path below the run
+        directory.
     """
 
     epoch: int

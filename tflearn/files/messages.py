@@ -1,6 +1,7 @@
 """The forms of the small files by which the programs of a run speak with each other, see `core.forms`.
 
-Programs of other versions, and people, write some of them too: a field that no reader needs is no fault.
+Programs of other versions, and people, write some of them too: a field that no reader needs is no
+fault.
 """
 
 from typing import Annotated, Any, NotRequired, TypedDict

@@ -1,7 +1,7 @@
 """Numbered entries of a directory: checkpoints, versions of a policy, old files. Each is complete, or not there.
 
-What is being written or removed has a name that starts with a dot. It is renamed to its number when it is complete, on
-a file system with atomic renames, for one writer and any number of readers.
+What is being written or removed has a name that starts with a dot. It is renamed to its number when
+it is complete, on a file system with atomic renames, for one writer and any number of readers.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ class Numbered:
     ):
         """
         Args:
-          name: an entry's name, with its number at '{}'; of several files that of the one that is written last and
-            deleted first.
+          name: an entry's name, with its number at '{}'; of several files that of the one that is
+            written last and deleted first.
           needs: the files that a complete directory has.
           others: the pattern of the names of an entry's other files; '' if it has none.
         """
@@ -147,7 +147,8 @@ def remove(path: pathlib.Path, is_kept: Callable[[pathlib.Path], bool] = lambda 
     """Removes a file or a directory, for readers atomically.
 
     Args:
-      is_kept: whether somebody has marked the directory, of which it gets the new path, meanwhile; then it comes back.
+      is_kept: whether somebody has marked the directory, of which it gets the new path, meanwhile;
+        then it comes back.
     """
     away = temporary(path, REMOVED)
     if not path.is_dir():
@@ -169,7 +170,8 @@ class KeepEvery:
 
     Attributes:
       steps: the first one at or after each multiple of so many train steps.
-      hours: the first one, and each that was written so long after the last one that this rule keeps.
+      hours: the first one, and each that was written so long after the last one that this rule
+        keeps.
     """
 
     steps: PositiveInt | None = None
@@ -179,8 +181,9 @@ class KeepEvery:
 class CheckpointFiles(Numbered):
     """The learner's checkpoints in one directory, written by one process.
 
-    They have TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file `checkpoint` that names
-    them. The index files show which checkpoints there are. There is no other state.
+    They have TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file
+    `checkpoint` that names them. The index files show which checkpoints there are. There is no
+    other state.
 
     Attributes:
       damaged: train steps of the checkpoints that could not be read; the next write deletes them.

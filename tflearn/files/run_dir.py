@@ -19,7 +19,8 @@ from tflearn.files.temporary import PART, remove_leftovers_once, temporary
 
 _MAX_NAME, _MAX_PART = 1024, 255  # S3's limit of a name, file systems' limit of a part [bytes]
 
-# Modes of a new run directory: who can write to it controls the run, and what it learned is the user's.
+# Modes of a new run directory: who can write to it controls the run, and what it learned is the
+# user's.
 _PRIVATE, _GROUP_READS = 0o700, 0o750
 
 # The beginning of a URL. pathlib makes one slash of two.
@@ -27,9 +28,11 @@ _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
 _URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
 
 
-# What ends a line or cannot be written: a script or a log would name another path than the one that is meant.
+# What ends a line or cannot be written: a script or a log would name another path than the one that
+# is meant.
 _UNREADABLE = '\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff'
-# What TensorFlow takes as a pattern of names: it would not find a checkpoint in a directory that is called [x].
+# What TensorFlow takes as a pattern of names: it would not find a checkpoint in a directory that is
+# called [x].
 _PATTERN = r'*?\[\\'
 
 # How a local copy of a run is called in messages: its directory -> its URL.
@@ -49,8 +52,9 @@ def local_path(path: str | os.PathLike[str], name: str, may_be_pattern: bool = F
       may_be_pattern: whether it may stand for several directories, as 'data/day-*'.
 
     Raises:
-      ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'; or '~name'
-        of an unknown user; or if TensorFlow would take it, or the working directory, as a pattern.
+      ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named
+        'gs:'; or '~name' of an unknown user; or if TensorFlow would take it, or the working
+        directory, as a pattern.
     """
     given = f'got {name}={os.fspath(path)!r}'
     if _URL_SCHEME.match(os.fspath(path)):
@@ -89,8 +93,8 @@ def log_files(paths: Sequence[str], name: str) -> list[pathlib.Path]:
 def is_inside(name: Any) -> bool:
     """Whether a name that somebody else has written is that of a file below a directory, wherever that is.
 
-    Its parts, which slashes divide, are not '.', '..' or empty, and not longer than file systems allow; it has no
-    backslash, which divides names elsewhere, and no control character.
+    Its parts, which slashes divide, are not '.', '..' or empty, and not longer than file systems
+    allow; it has no backslash, which divides names elsewhere, and no control character.
     """
     if not isinstance(name, str) or not name.isprintable() or '\\' in name or len(name) > _MAX_NAME:
         return False
@@ -171,11 +175,12 @@ class RunDir:
 
     Attributes:
       root: the absolute path.
-      location: the --root_dir of the run's jobs: the path, or the URL of which `root` is a local copy.
+      location: the --root_dir of the run's jobs: the path, or the URL of which `root` is a local
+        copy.
       store: how files reach the other jobs.
       checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
-      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with the files of its backend; see also
-        `shard_checkpoints`.
+      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with the files of its
+        backend; see also `shard_checkpoints`.
       policies: the directory that holds a directory for each exported policy.
       greedy_policy: the directory of the exported versions of the policy that is evaluated.
       serving_models: TensorFlow Serving's --model_config_file for this run.
@@ -185,7 +190,8 @@ class RunDir:
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
       config_values: the same settings by name, as text.
-      objects: the gin file of a run that Python objects describe, if other processes can import them.
+      objects: the gin file of a run that Python objects describe, if other processes can import
+        them.
       code_snapshot: git revisions and differences of the running code, with --code_snapshot.
       evaluations: one JSON object per evaluation.
       policy_evaluations: the results of evaluations of single policies, a JSON file each.
@@ -195,7 +201,8 @@ class RunDir:
       videos: videos of evaluations.
       logs: the directory of the jobs' logs.
       done: written once, when the run has ended.
-      train_result: written by the train job when it has reached a stop condition and exported the last policy.
+      train_result: written by the train job when it has reached a stop condition and exported the
+        last policy.
       stop_request: written to ask the train job to finish; holds the reason.
       reward_weights: written to change the weights of several rewards during a run.
       topology: the jobs of a run that a scheduler starts.
@@ -348,7 +355,8 @@ class RunDir:
         """Checks, before something is saved, published or exported, that no other process took the directory over.
 
         Raises:
-          RuntimeError: if one did while this process had stopped. Nothing, if this process does not own it by `own`.
+          RuntimeError: if one did while this process had stopped. Nothing, if this process does not
+            own it by `own`.
         """
         if self._lock is not None:
             self._lock.check()

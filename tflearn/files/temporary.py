@@ -37,8 +37,9 @@ def remove_leftovers(
     """Removes temporary files of a killed writer and of this process.
 
     Args:
-      shared: whether others may write there too. Then the files of processes that run are kept, and those of other
-        machines, whose processes are not known here, until a day after their last change.
+      shared: whether others may write there too. Then the files of processes that run are kept, and
+        those of other machines, whose processes are not known here, until a day after their last
+        change.
       own: whether no thread of this process writes there now.
       prefixes: of the names of such files.
     """

@@ -26,12 +26,13 @@ def find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | 
 
     Args:
       run_dir: the run's directory.
-      policy: the name of a policy that the run has exported, or of a version of it ('greedy_policy/7000',
-        'greedy_policy/best'); or 'best' or 'latest', versions of the greedy policy; or the path, with a '/', of a
-        SavedModel, of a directory of versions or of a run, see `external.load`; or a function of a batch of
-        observations, or its name, 'module:function'; or 'random' for actions drawn uniformly within their bounds.
-      train_step: the train step of the policy's version; None takes the one that a finished run ended with, else the
-        newest.
+      policy: the name of a policy that the run has exported, or of a version of it
+        ('greedy_policy/7000', 'greedy_policy/best'); or 'best' or 'latest', versions of the greedy
+        policy; or the path, with a '/', of a SavedModel, of a directory of versions or of a run,
+        see `external.load`; or a function of a batch of observations, or its name,
+        'module:function'; or 'random' for actions drawn uniformly within their bounds.
+      train_step: the train step of the policy's version; None takes the one that a finished run
+        ended with, else the newest.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: if there is none, or a damaged one.

@@ -50,7 +50,8 @@ def clone(
       alive: is called with the train step of the cloning about every few seconds.
 
     Raises:
-      ValueError: if the data do not have what the agent needs, or the policies have other variables.
+      ValueError: if the data do not have what the agent needs, or the policies have other
+        variables.
       Stopped: if the run is stopped.
     """
     layout = strategies.layout(strategy)

@@ -60,15 +60,17 @@ def collect(
       make_agent: makes the run's agent, whose collect policy acts.
       experience: the run's experience settings.
       num_environments: the number of environments stepped together.
-      data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
-        with, writes to server i modulo their number. () uses those that are registered at the coordinator.
+      data_addresses: the addresses of the replay servers that share a queue: collector number i,
+        which its name ends with, writes to server i modulo their number. () uses those that are
+        registered at the coordinator.
       options: how the job explores, and how much it collects.
 
     Raises:
-      TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
+      TimeoutError: if the server or the learner is not found in time, or the server went down and
+        did not return.
       PeerLost: if nothing was heard of the coordinator for too long.
-      ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
-        are made for other data or networks.
+      ValueError: if an argument is out of range, the agent cannot explore as the options say, or
+        the server's tables are made for other data or networks.
     """
     if run.is_done():
         return
@@ -83,7 +85,8 @@ def collect(
             agent, storage = initial_agent.make_for_data(make_agent, environment.specs, experience)
             served = _served(agent, options, run, ending)
             collection = Collection(environment, agent.collect_policy, options, experience, name, served)
-            # Whom it acts for: the run's coordinator takes it in if its data and networks are the run's.
+            # Whom it acts for: the run's coordinator takes it in if its data and networks are the
+            # run's.
             connected = Coordinator(run.coordinator, name, run.stop)
             ending.callback(connected.close)
             contract = run_contract.contract(agent, storage)
@@ -222,7 +225,8 @@ class _Collector:
         self._report_at = -math.inf
         self._waits = False  # for newer weights
         self._has_rested = False  # since its newest step, for newer weights or for environment steps
-        # The last part: while it waits for its server it asks `_keep_waiting`, which reports once there is a writer.
+        # The last part: while it waits for its server it asks `_keep_waiting`, which reports once
+        # there is a writer.
         self._is_open = False
         self._writer = ReplayWriter(
             servers, storage, num_environments, run.stop, self._keep_waiting, run.connect_timeout_secs
@@ -356,7 +360,8 @@ class _Collector:
         acquired_lease.begin_if_expired(self._writer.num_complete_sequences)
         delivered = max(0, self._writer.num_confirmed_sequences - acquired_lease.began_at)
         most = self._options.max_env_steps
-        # One that waits for the learner leaves its part of the rest to others, so that the learner gets data.
+        # One that waits for the learner leaves its part of the rest to others, so that the learner
+        # gets data.
         limit = {} if most is None or self._waits else {ENV_STEPS_LIMIT: most}
         counts, version = {**self._counts(), **limit}, self._weights.newest.policy_version
         is_sent = self._reporter.report(counts, episodes if self._reports_episodes else [], delivered, max(0, version))

@@ -19,7 +19,8 @@ class VersionLimit:
         """
         Args:
           per_version: episodes with each version.
-          at_least_every_secs: the wait after which one more episode is allowed [seconds]; None allows none.
+          at_least_every_secs: the wait after which one more episode is allowed [seconds]; None
+            allows none.
           versions_ahead: the number of versions that the collector need not wait for.
           clock: returns the time [seconds].
         """

@@ -30,12 +30,13 @@ class EpisodeLimit:
     """How many episodes a collector finishes with the weights of one publication, before it waits for newer ones.
 
     Attributes:
-      max_episodes_per_version: episodes of this collector. Episodes that end in the same batched step all count, so
-        there may be up to B - 1 more. Unfinished episodes continue with the newer weights.
-      versions_ahead: how many publications a collector may be ahead: with 1 it finishes the next episodes while the
-        learner trains on the previous ones.
-      collect_at_least_every_secs: a collector that has waited this long for newer weights finishes one more episode, so
-        that a waiting learner gets data. None waits without a limit.
+      max_episodes_per_version: episodes of this collector. Episodes that end in the same batched
+        step all count, so there may be up to B - 1 more. Unfinished episodes continue with the
+        newer weights.
+      versions_ahead: how many publications a collector may be ahead: with 1 it finishes the next
+        episodes while the learner trains on the previous ones.
+      collect_at_least_every_secs: a collector that has waited this long for newer weights finishes
+        one more episode, so that a waiting learner gets data. None waits without a limit.
     """
 
     max_episodes_per_version: PositiveInt
@@ -48,10 +49,12 @@ class EpisodeMetricsOptions:
     """Which metrics of its episodes a collector computes.
 
     Attributes:
-      buffer_size: the number of episodes that means are taken over; at least one for each environment.
+      buffer_size: the number of episodes that means are taken over; at least one for each
+        environment.
       gamma: the discount of the discounted returns per environment step, in [0, 1].
-      on_episode: called with each finished episode, an `episode_recorder.CollectedEpisode` with its data. It returns
-        numbers by name, which become metrics 'custom/<name>', or None. A collector waits for it.
+      on_episode: called with each finished episode, an `episode_recorder.CollectedEpisode` with its
+        data. It returns numbers by name, which become metrics 'custom/<name>', or None. A collector
+        waits for it.
     """
 
     buffer_size: PositiveInt = 10
@@ -70,28 +73,35 @@ class CollectOptions:
     """Additional settings of the collect job, usually the same for all collectors of a run.
 
     Attributes:
-      initial_random_steps: environment steps with random actions, drawn uniformly within their bounds, at the beginning
-        of the run: until this collector has taken that many, or knows that the run has. None: for continuous actions
-        the `min_size` of a replay that is no queue, or until the learner has trained; 0 for others.
-      epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
-      episode_limit: how many episodes are finished with the weights of one publication; None is no limit.
-      max_env_steps: the run's environment steps, over all collectors, after which they end. The coordinator allows each
-        a part of the rest at a time, so there may be a batched step of each more at most. The learner continues to its
-        own stop condition, or until the data are used up (`samples_per_insert`, a queue). None is no limit.
-      lease_secs: with credits (`Queue.versions_ahead`), the credits of a collector that has not reported for this long
-        go to the others [seconds]. Must be longer than the environment's slowest step.
-      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which computes the actions
-        instead of this process. The data's policy version is then that of the newest published weights, which
-        may be a little newer than the served ones. None computes actions in this process.
-      server_timeout_secs: how long the coordinator's machine may not answer before the collector ends [s]. If only the
-        server is down, the collector waits for `--connect_timeout_secs`.
-      report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
-        collectors that do. Environment steps are always reported.
+      initial_random_steps: environment steps with random actions, drawn uniformly within their
+        bounds, at the beginning of the run: until this collector has taken that many, or knows that
+        the run has. None: for continuous actions the `min_size` of a replay that is no queue, or
+        until the learner has trained; 0 for others.
+      epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy
+        agents (DQN).
+      episode_limit: how many episodes are finished with the weights of one publication; None is no
+        limit.
+      max_env_steps: the run's environment steps, over all collectors, after which they end. The
+        coordinator allows each a part of the rest at a time, so there may be a batched step of each
+        more at most. The learner continues to its own stop condition, or until the data are used up
+        (`samples_per_insert`, a queue). None is no limit.
+      lease_secs: with credits (`Queue.versions_ahead`), the credits of a collector that has not
+        reported for this long go to the others [seconds]. Must be longer than the environment's
+        slowest step.
+      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which
+        computes the actions instead of this process. The data's policy version is then that of the
+        newest published weights, which may be a little newer than the served ones. None computes
+        actions in this process.
+      server_timeout_secs: how long the coordinator's machine may not answer before the collector
+        ends [s]. If only the server is down, the collector waits for `--connect_timeout_secs`.
+      report_metrics: whether this collector reports its episodes to the learner, for its summaries;
+        or the names of the collectors that do. Environment steps are always reported.
       episode_metrics: what is measured of episodes, and what is called at their end.
-      max_saved_gb: the synchronous job's checkpoints hold the environments, with what they hold, if that takes at most
-        so much [GB]. Otherwise a resumed run begins new episodes.
-      seed: the seed of the environments and of the policy's draws, mixed with the collector's name; None draws one. In
-        the synchronous job it is that of the environments; None is `Initial.seed`.
+      max_saved_gb: the synchronous job's checkpoints hold the environments, with what they hold, if
+        that takes at most so much [GB]. Otherwise a resumed run begins new episodes.
+      seed: the seed of the environments and of the policy's draws, mixed with the collector's name;
+        None draws one. In the synchronous job it is that of the environments; None is
+        `Initial.seed`.
     """
 
     initial_random_steps: NonNegativeInt | None = None
@@ -141,7 +151,8 @@ class CollectOptions:
         """Returns an agent's collect policy with the ladder's epsilons, if there is a ladder.
 
         Raises:
-          ValueError: if the policy is not epsilon-greedy, or the ladder has no epsilons for the collector `name`.
+          ValueError: if the policy is not epsilon-greedy, or the ladder has no epsilons for the
+            collector `name`.
         """
         if self.epsilon_ladder is None:
             return policy

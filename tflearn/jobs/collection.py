@@ -64,7 +64,8 @@ class Collection(Resumable):
           options: the job's options.
           experience: the run's experience settings.
           name: the collector's name.
-          acting_policy: a policy that acts instead of the agent's collect policy, with the same specs.
+          acting_policy: a policy that acts instead of the agent's collect policy, with the same
+            specs.
 
         Raises:
           ValueError: if the policy cannot explore as the options say.
@@ -173,7 +174,8 @@ class Collection(Resumable):
           num_steps: the maximum number of batched steps.
           write: called with the Trajectory of every step, see `Actor`.
           env_steps_of_run: the environment steps that all collectors are known to have taken.
-          train_step: the learner's train step, as far as it is known; for environments that follow it.
+          train_step: the learner's train step, as far as it is known; for environments that follow
+            it.
         """
         progress = (train_step, max(env_steps_of_run, self.metrics.env_steps))
         if self._set_progress and progress != self._progress:

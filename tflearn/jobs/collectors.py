@@ -18,9 +18,10 @@ class Progress(tf.train.experimental.PythonState):
     """The run's counts over all sessions; they belong in the checkpoint.
 
     Attributes:
-      policy_version: the newest version of the weights that act; -1 in a checkpoint that does not have it.
-      secs: the time of collecting and training [seconds]. In a session's first call, which compiles, only waiting for
-        data counts.
+      policy_version: the newest version of the weights that act; -1 in a checkpoint that does not
+        have it.
+      secs: the time of collecting and training [seconds]. In a session's first call, which
+        compiles, only waiting for data counts.
       env_steps: environment steps that this process took.
       episodes: episodes that it finished.
     """
@@ -51,7 +52,8 @@ class Collectors:
 
     Attributes:
       progress: the run's counts, which belong in the checkpoint.
-      are_remote: whether they act in other processes, so that the session polls them, and waits for no export.
+      are_remote: whether they act in other processes, so that the session polls them, and waits for
+        no export.
       publish_interval_steps: train steps between two versions of the weights that act.
       manifests: see `Checkpoints`.
     """
@@ -173,11 +175,12 @@ class OwnCollectors(Collectors):
         """
         Args:
           collection: takes the steps.
-          write: a `LocalQueue` or `LocalReplay`: stores a step of every environment, with the version of the policy
-            that took it.
+          write: a `LocalQueue` or `LocalReplay`: stores a step of every environment, with the
+            version of the policy that took it.
           kept: what belongs in the checkpoint besides, since `write` fills it.
           fits: see `ProcessState`.
-          max_env_steps: the run's environment steps after which no more are taken; None is no limit.
+          max_env_steps: the run's environment steps after which no more are taken; None is no
+            limit.
         """
         super().__init__()
         self._max_env_steps, self._is_used_up = max_env_steps, False

@@ -72,18 +72,21 @@ def evaluate(
 ) -> None:
     """Evaluates new policies, and ends the run when one is good enough.
 
-    It appends to `RunDir.evaluations`, draws the learning curve, keeps a link `best` to the best version, and writes
-    `RunDir.done` when the train job has finished and its last policy is evaluated. A job that is started again
-    continues where it stopped.
+    It appends to `RunDir.evaluations`, draws the learning curve, keeps a link `best` to the best
+    version, and writes `RunDir.done` when the train job has finished and its last policy is
+    evaluated. A job that is started again continues where it stopped.
 
     Args:
       run: the run, to whose directory the train job exports its policies.
       make_environment: makes the environment; its settings may differ from those of training.
       num_episodes: the number of episodes of an evaluation.
-      num_environments: the number of environments stepped together by each process; never more than its episodes.
-      num_processes: processes that share the episodes of each evaluation; more than one only in a job of its own.
-      target_return: asks the train job to finish when the mean return, or that of `options.target_metric`, reaches this
-        value, and reaches it again in `num_episodes` other episodes of the same policy. None trains to the end.
+      num_environments: the number of environments stepped together by each process; never more than
+        its episodes.
+      num_processes: processes that share the episodes of each evaluation; more than one only in a
+        job of its own.
+      target_return: asks the train job to finish when the mean return, or that of
+        `options.target_metric`, reaches this value, and reaches it again in `num_episodes` other
+        episodes of the same policy. None trains to the end.
       plateau: asks the train job to finish when evaluations get no better. None trains to the end.
       idle_timeout_secs: how long to wait for the next policy, and for the end of training.
       seed: the environment's seed; None draws one.
@@ -94,8 +97,8 @@ def evaluate(
 
     Raises:
       TimeoutError: if no policy is found in time.
-      ValueError: for invalid arguments, a policy of another environment, a damaged file, or a train job that finished
-        without a policy.
+      ValueError: for invalid arguments, a policy of another environment, a damaged file, or a train
+        job that finished without a policy.
     """
     if run.is_done('; --policy=best evaluates a policy of it again'):
         return
@@ -314,7 +317,8 @@ class _Evaluation:
 
         def poll() -> tuple[Candidate | None] | None:
             with side_tasks.guarded(f'look for {self._source.what}', is_temporary):
-                # Before the search for policies: the train job writes its result after its last one.
+                # Before the search for policies: the train job writes its result after its last
+                # one.
                 ended, newest = self._source.result() is not None, self._source.newest()
                 candidate = self._source.find(self._report.record)
                 if candidate is None and self._on_evaluated:

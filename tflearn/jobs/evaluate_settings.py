@@ -32,7 +32,8 @@ class Plateau:
     """When evaluations get no better: training ends. A run that ended so goes on with a greater `patience`.
 
     Attributes:
-      patience: evaluations in a row of which none is better than the best one before, by `target_metric`.
+      patience: evaluations in a row of which none is better than the best one before, by
+        `target_metric`.
       min_improvement: how much better an evaluation must be to count as better.
     """
 
@@ -45,25 +46,29 @@ class EvaluateOptions:
     """Additional settings of the evaluate job.
 
     Attributes:
-      follow: 'newest' evaluates the newest exported version, 'each' every version once and in order (except those that
-        the train job removes before: see `ExportOptions.keep_last`). 'in_loop' does so too, while training waits for
-        it, for which both are in one process: `tflearn.train(mode='synchronous')`. 'weights' evaluates the weights that
-        the train job publishes to the coordinator, so it needs no file of that job; an evaluated version is exported
-        to the policy 'evaluated_policy' of this job's run directory. 'served' acts with a served policy, see
-        `served_at`.
+      follow: 'newest' evaluates the newest exported version, 'each' every version once and in order
+        (except those that the train job removes before: see `ExportOptions.keep_last`). 'in_loop'
+        does so too, while training waits for it, for which both are in one process:
+        `tflearn.train(mode='synchronous')`. 'weights' evaluates the weights that the train job
+        publishes to the coordinator, so it needs no file of that job; an evaluated version is
+        exported to the policy 'evaluated_policy' of this job's run directory. 'served' acts with a
+        served policy, see `served_at`.
       policy: the name of the exported or served policy.
       served_at: the server's address, 'host:port', for 'served'.
       epsilon: the share of random actions; 0 leaves the policy unchanged.
-      max_steps_per_episode: an episode that does not end within so many steps is cut there; the evaluation is then
-        marked as incomplete, and its environment plays no other one.
-      max_secs: an evaluation that takes longer ends with the episodes that are complete, as an incomplete one [s].
-      target_metric: the metric of an episode whose mean makes a policy the best, and that the job's `target_return` is
-        a value of: 'return', 'length', 'return_<i>' of several rewards, or 'info/<key>' (mean over the steps) or
-        'info_end/<key>' (last value) of a number in the environment's info, or 'custom/<name>' of `on_episode`.
+      max_steps_per_episode: an episode that does not end within so many steps is cut there; the
+        evaluation is then marked as incomplete, and its environment plays no other one.
+      max_secs: an evaluation that takes longer ends with the episodes that are complete, as an
+        incomplete one [s].
+      target_metric: the metric of an episode whose mean makes a policy the best, and that the job's
+        `target_return` is a value of: 'return', 'length', 'return_<i>' of several rewards, or
+        'info/<key>' (mean over the steps) or 'info_end/<key>' (last value) of a number in the
+        environment's info, or 'custom/<name>' of `on_episode`.
       lower_is_better: whether less of that metric is better, as of a cost.
       videos: how often videos are recorded.
-      on_episode: called with each episode that ends, an `episode_recorder.CollectedEpisode` of the collector
-        'evaluate'. It returns numbers by name, which become metrics 'custom/<name>' of the evaluation, or None.
+      on_episode: called with each episode that ends, an `episode_recorder.CollectedEpisode` of the
+        collector 'evaluate'. It returns numbers by name, which become metrics 'custom/<name>' of
+        the evaluation, or None.
     """
 
     follow: Follow = 'newest'

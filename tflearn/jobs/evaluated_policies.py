@@ -31,7 +31,8 @@ class Candidate:
     Attributes:
       policy: the policy.
       metadata: train_step, and if known env_steps and exported_at.
-      path: the exported version's directory; None if its files are not here, since it is served elsewhere.
+      path: the exported version's directory; None if its files are not here, since it is served
+        elsewhere.
     """
 
     policy: EvaluationPolicy

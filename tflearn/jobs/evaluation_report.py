@@ -17,7 +17,8 @@ from tflearn.files.status import Status
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate
 
-# Drawing takes a core away from training, so it is limited to one image in a few seconds and to a share of the time.
+# Drawing takes a core away from training, so it is limited to one image in a few seconds and to a
+# share of the time.
 _MIN_SECS_BETWEEN_IMAGES = 5.0
 _MAX_SHARE_OF_TIME = 0.05
 
@@ -38,7 +39,8 @@ class EvaluationReport:
         """
         Args:
           run_dir: the run's directory.
-          options: the job's options: the policy's name, for the learning curve's title, and its target metric.
+          options: the job's options: the policy's name, for the learning curve's title, and its
+            target metric.
           target: the target of that metric, for the learning curve and the status.
         """
         self.record = EvaluationRecord(run_dir.evaluations)

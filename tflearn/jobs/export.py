@@ -21,7 +21,8 @@ from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_episodes
 
-# Columns of a stored row before the observation: the sequence flag, the policy's version, the step type.
+# Columns of a stored row before the observation: the sequence flag, the policy's version, the step
+# type.
 _BEFORE_OBSERVATION = 3
 _FEW_OBSERVATIONS = 100
 
@@ -46,27 +47,32 @@ def export(
     Args:
       run_dir: the run's directory.
       policy: the exported policy's name.
-      train_step: the train step of the version or update; None takes the best version by evaluation, or the newest if
-        none was evaluated.
-      output: the path of the model: a directory that must not exist, or a file for a format. None leaves a full model
-        among the exported versions, exempt from pruning, and one of a format in `RunDir.converted`.
+      train_step: the train step of the version or update; None takes the best version by
+        evaluation, or the newest if none was evaluated.
+      output: the path of the model: a directory that must not exist, or a file for a format. None
+        leaves a full model among the exported versions, exempt from pruning, and one of a format in
+        `RunDir.converted`.
       batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
-      format: converts to ONNX, to TFLite or to TFLite with integers of 8 bits; None writes a full model.
+      format: converts to ONNX, to TFLite or to TFLite with integers of 8 bits; None writes a full
+        model.
       signature: the function that is converted to the format.
-      observations: what calibrates int8, and by which the model is compared with the SavedModel: an npz file with
-        arrays [N, ...] by the names of the inputs, or a directory of recorded episodes (`tflearn data`), of which steps
-        are drawn at random; None draws them from the replay's newest checkpoint for int8, and at random for floats.
-      num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
-      product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
-        `RunDir.product`.
-      hub: writes a repository of the Hugging Face Hub to this new path: the full model, its card and configuration.
+      observations: what calibrates int8, and by which the model is compared with the SavedModel: an
+        npz file with arrays [N, ...] by the names of the inputs, or a directory of recorded
+        episodes (`tflearn data`), of which steps are drawn at random; None draws them from the
+        replay's newest checkpoint for int8, and at random for floats.
+      num_observations: the maximum number of observations to use; a warning says if there are fewer
+        than 100.
+      product: writes a model for products, see `policies.products`, to `output`; None as `output`
+        puts it in `RunDir.product`.
+      hub: writes a repository of the Hugging Face Hub to this new path: the full model, its card
+        and configuration.
 
     Returns:
       The model's path.
 
     Raises:
-      ValueError: if there is no such step, no observations, no such signature, `output` exists, the format cannot
-        compute the policy, or it does not have what `product` names.
+      ValueError: if there is no such step, no observations, no such signature, `output` exists, the
+        format cannot compute the policy, or it does not have what `product` names.
       ImportError: if a package of the extra onnx is missing.
       RuntimeError: if the model does not act as the SavedModel does; nothing is written then.
     """

@@ -25,8 +25,8 @@ from tflearn.sampling import feed_source, feed_worker, replay_servers
 from tflearn.sampling.source import Source
 
 _REPORT_SECS = 1.0
-# TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
-# worker lasts until its process ends.
+# TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which
+# it holds itself: a worker lasts until its process ends.
 _SERVERS: list[Any] = []
 _WHY_SHIELD = 'who reaches it can run any operation of TensorFlow'
 
@@ -53,16 +53,18 @@ def feed(
       experience: the run's experience settings.
       feed_address: the dispatcher's address, 'host:port'; it listens at the port on all interfaces.
       index: which worker this is, from 0 on; None is the dispatcher.
-      host: the name by which learners and workers reach this machine; None is localhost if `feed_address` is there,
-        else the machine's own name.
+      host: the name by which learners and workers reach this machine; None is localhost if
+        `feed_address` is there, else the machine's own name.
       port: where a worker listens; 0 is any free port.
-      timeout_secs: how long a worker that a learner waits for may wait for data before it ends with an error.
-      shield: what protects its ports from unknown clients, such as 'firewall', for the log. None logs a warning, unless
-        no other machine can reach this one.
+      timeout_secs: how long a worker that a learner waits for may wait for data before it ends with
+        an error.
+      shield: what protects its ports from unknown clients, such as 'firewall', for the log. None
+        logs a warning, unless no other machine can reach this one.
 
     Raises:
       TimeoutError: if a server is not found, or no data arrive in time.
-      ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
+      ValueError: if such experience cannot be fed, or the servers, or other workers, have other
+        data.
     """
     check_feed(experience.replay)
     if index is None:

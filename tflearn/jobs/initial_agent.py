@@ -28,8 +28,8 @@ def make(
 
     Raises:
       TypeError: if the factory returns no agent.
-      ValueError: if the agent cannot train on such data, two parts of the observation or action would be exported
-        under one name, or no part of the agent computes in `precision`.
+      ValueError: if the agent cannot train on such data, two parts of the observation or action
+        would be exported under one name, or no part of the agent computes in `precision`.
     """
     nests = {'observation': specs.observation, 'action': specs.action}
     signatures.flat_dict(signatures.to_plain(nests))  # the names of an export's tensors, checked before there is one
@@ -68,8 +68,8 @@ def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
       experience: the run's experience settings.
 
     Raises:
-      ValueError: if the policy state should be stored, but there is none or the policy info cannot hold it; or if items
-        have rows that no transform of the agent needs.
+      ValueError: if the policy state should be stored, but there is none or the policy info cannot
+        hold it; or if items have rows that no transform of the agent needs.
     """
     slicing, needed = experience.slicing, getattr(agent, 'extra_steps', (0, 0))
     if (slicing.history_steps, slicing.future_steps) != needed:

@@ -42,17 +42,19 @@ def evaluate(
     """Plays episodes of a policy; the same arguments give the same episodes. Nothing of a run is changed.
 
     Args:
-      policy: a loaded policy, what `load_policy` takes, a function of a batch of observations, or 'random'.
+      policy: a loaded policy, what `load_policy` takes, a function of a batch of observations, or
+        'random'.
       make_environment: makes the environment, as for `train`.
       num_episodes: the number of episodes.
       seed: the seed of the environments.
       num_environments: environments stepped together; never more than the episodes.
-      video: a directory for a video of each episode, of one environment of `gymnasium_env.make` (the extra `video`).
+      video: a directory for a video of each episode, of one environment of `gymnasium_env.make`
+        (the extra `video`).
       options: the limits of the evaluation, and the share of random actions.
 
     Returns:
-      The episodes: `mean_return`, `mean_return_interval`, `std_return`, `returns`, `lengths`, and `means` of what the
-      environment's info has.
+      The episodes: `mean_return`, `mean_return_interval`, `std_return`, `returns`, `lengths`, and
+      `means` of what the environment's info has.
 
     Raises:
       TypeError, ValueError: for arguments of other kinds, or a policy of another environment.
@@ -111,10 +113,12 @@ def evaluate_policy(
       make_environment: makes the environment.
       policy: what acts; see `chosen_policy.find`.
       train_step: the train step of the policy's version.
-      sampled: whether the policy draws its actions from its distribution, instead of taking the mode.
+      sampled: whether the policy draws its actions from its distribution, instead of taking the
+        mode.
       num_episodes: the number of episodes, of all processes together.
       num_environments: environments stepped together by each process; never more than its episodes.
-      num_processes: processes that play; more than one only in a program that has not used TensorFlow yet.
+      num_processes: processes that play; more than one only in a program that has not used
+        TensorFlow yet.
       seed: the seed of the environments.
       options: the limits of the evaluation, and the share of random actions.
       output: a new JSON file for the result; None is the next one in `RunDir.policy_evaluations`.

@@ -49,15 +49,19 @@ class ExportOptions:
     """Which policies are exported, and which versions are kept.
 
     Attributes:
-      policies: the names of the exported policies. 'greedy_policy' acts by the mode, 'collect_policy' explores as
-        collectors do, 'raw_policy' samples from the network's distribution. Evaluations use the greedy one.
-      keep_last: the number of versions of each policy that are kept, besides the best by evaluation.
-      update_interval_steps: train steps between two weights-only updates, see `policies.updates`; None makes none.
+      policies: the names of the exported policies. 'greedy_policy' acts by the mode,
+        'collect_policy' explores as collectors do, 'raw_policy' samples from the network's
+        distribution. Evaluations use the greedy one.
+      keep_last: the number of versions of each policy that are kept, besides the best by
+        evaluation.
+      update_interval_steps: train steps between two weights-only updates, see `policies.updates`;
+        None makes none.
       keep_updates: the number of updates of each policy that are kept.
-      disagreement: whether the greedy policy also computes how far the agent's critics disagree on its actions, their
-        standard deviation: evaluations have it as 'info/disagreement'. The critics are in the exported model then.
-      products: the models for products that are made of each version but those of the raw policy, in
-        `RunDir.product`: a `policies.products.ProductOptions`; None makes none.
+      disagreement: whether the greedy policy also computes how far the agent's critics disagree on
+        its actions, their standard deviation: evaluations have it as 'info/disagreement'. The
+        critics are in the exported model then.
+      products: the models for products that are made of each version but those of the raw policy,
+        in `RunDir.product`: a `policies.products.ProductOptions`; None makes none.
     """
 
     policies: tuple[str, ...] = ('greedy_policy', 'collect_policy', 'raw_policy')
@@ -123,7 +127,8 @@ class PolicyExports:
           run_dir: the run's directory.
           options: which policies are exported.
           facts: returns the metadata of the current step: env_steps, policy_version, mean_return.
-          texts: returns the run's texts by tag; the metadata include its configuration's hash and the code's revision.
+          texts: returns the run's texts by tag; the metadata include its configuration's hash and
+            the code's revision.
         """
         self._agent, self._policy = agent, _processed(agent)
         self._exporters = [
@@ -133,7 +138,8 @@ class PolicyExports:
         self._run_dir, self._options, self._facts = run_dir, options, facts
         self._texts = functools.cache(lambda: {tag.partition('/')[2]: texts().get(tag) for tag in _TEXTS})
         self._full, self._updates = Background('policy_exports'), Background('policy_updates')
-        # The mismatches since the last good export, of weights alone (True) and of complete versions.
+        # The mismatches since the last good export, of weights alone (True) and of complete
+        # versions.
         self._mismatches: dict[bool, list[ExportMismatch]] = {False: [], True: []}
         self._due = threading.Event()  # the first export, which `begin` has put off
         self._begun = False
@@ -147,9 +153,9 @@ class PolicyExports:
     def export(self, step: int) -> None:
         """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.
 
-        The first export blocks, see `check`, unless there was a `begin`. Then those that follow while it is written
-        wait for it, and none is replaced; it blocks if there are too many. A failure is logged; `wait` raises it,
-        unless a later export succeeds.
+        The first export blocks, see `check`, unless there was a `begin`. Then those that follow
+        while it is written wait for it, and none is replaced; it blocks if there are too many. A
+        failure is logged; `wait` raises it, unless a later export succeeds.
 
         Raises:
           FloatingPointError, TimeoutError, UserError: see `check`.
@@ -211,7 +217,8 @@ class PolicyExports:
 
         Raises:
           TimeoutError: if it takes longer than ten minutes.
-          OSError, ExportMismatch, FloatingPointError, tf.errors.OpError: if the newest export failed.
+          OSError, ExportMismatch, FloatingPointError, tf.errors.OpError: if the newest export
+            failed.
         """
         self._wait()
         if self.num_failed:

@@ -88,7 +88,8 @@ def record(
 ) -> None:
     """Writes complete episodes until there are enough; those of an earlier call with this output count.
 
-    Of a number of episodes each environment plays its share; those of a number of steps are the first ones that end.
+    Of a number of episodes each environment plays its share; those of a number of steps are the
+    first ones that end.
 
     Args:
       run: the run whose policy acts.
@@ -99,14 +100,17 @@ def record(
       policy: see `chosen_policy.find`.
       train_step: the train step of the policy's version.
       epsilon: the share of random actions, in [0, 1].
-      seed: the seed of the environments and the random actions; a call that continues uses other ones.
+      seed: the seed of the environments and the random actions; a call that continues uses other
+        ones.
       compress: compress the files with gzip.
-      log_probabilities: whether to record the log-probability of each action, for off-policy evaluation.
+      log_probabilities: whether to record the log-probability of each action, for off-policy
+        evaluation.
       max_steps_per_episode: an episode that does not end within so many steps is an error.
 
     Raises:
-      ValueError: if an episode does not end, there is no such policy, or it is of another environment, or the data set
-        has other columns, or the policy's actions have no probabilities that are known.
+      ValueError: if an episode does not end, there is no such policy, or it is of another
+        environment, or the data set has other columns, or the policy's actions have no
+        probabilities that are known.
     """
     found = chosen_policy.find(run.dir, policy, train_step)
     directory = pathlib.Path(output)
@@ -162,8 +166,10 @@ def play(
       make_environment: makes the environment, by `gymnasium_env.make`.
       policy: see `chosen_policy.find`.
       train_step: the train step of the policy's version.
-      num_episodes: the number of episodes; of those that are recorded, all that `output` is to hold.
-      keys: a person acts: keys and their actions, 'left=0,right=1'; '' are the keys that the environment names.
+      num_episodes: the number of episodes; of those that are recorded, all that `output` is to
+        hold.
+      keys: a person acts: keys and their actions, 'left=0,right=1'; '' are the keys that the
+        environment names.
       idle: the action while no key is pressed.
       fps: frames per second in the window; None: those that the environment names.
       video: a directory for videos, instead of the window.
@@ -174,7 +180,8 @@ def play(
       The episodes' returns as text.
 
     Raises:
-      ValueError: if the environment cannot be shown, a person cannot act in it, or a package is missing.
+      ValueError: if the environment cannot be shown, a person cannot act in it, or a package is
+        missing.
     """
     if keys is not None and video is not None:
         raise UserValueError('got --keys with --video; need one of them, since a person has to see the window')
@@ -223,8 +230,8 @@ def extract(
       compress: compress the files with gzip.
 
     Raises:
-      ValueError: if there is no checkpoint, its tables are of other settings, or a running server cannot be read
-        without taking items from the learner.
+      ValueError: if there is no checkpoint, its tables are of other settings, or a running server
+        cannot be read without taking items from the learner.
       TimeoutError: if the server does not answer.
     """
     directory = pathlib.Path(output)
@@ -343,7 +350,8 @@ class _Acting:
         info: Any = ()
         if self._probabilities is not None:
             found, _ = self._probabilities.log_probability(time_step, policy_state, action)
-            # The action of a boundary row has no effect, and may be one that is not legal anywhere else.
+            # The action of a boundary row has no effect, and may be one that is not legal anywhere
+            # else.
             found = np.where(time_step.step_type == ts.StepType.LAST, 0.0, found)
             info = policy_step.PolicyInfo(log_probability=found.astype(np.float32))
         return policy_step.PolicyStep(action, state, info)

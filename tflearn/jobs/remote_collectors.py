@@ -37,7 +37,8 @@ _DROPPED = 'stale_sequences_of_workers'
 class CreditIssuer:
     """Keeps a session's ledger on its own thread.
 
-    Of several workers only the chief grants credits, for all of them; the others report the items that they drop.
+    Of several workers only the chief grants credits, for all of them; the others report the items
+    that they drop.
     """
 
     def __init__(
@@ -167,7 +168,8 @@ class _Arrivals:
             if tables is not None:
                 draws = tables[REPLAY].samples
                 before = self._draws.get(address, draws)
-                # Less: it was restored, with the count of its checkpoint. What it has given since is left out.
+                # Less: it was restored, with the count of its checkpoint. What it has given since
+                # is left out.
                 self._total += max(0, draws - before)
                 self._draws[address], self._answered_at[address] = draws, now
                 waiting += tables[REPLAY].size

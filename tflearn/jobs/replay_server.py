@@ -66,27 +66,29 @@ def replay_server(
 
     Args:
       run: the run, with the server's address.
-      replay_backend: which server this job starts, if it starts one; None: Reverb where it is installed, else Valkey.
+      replay_backend: which server this job starts, if it starts one; None: Reverb where it is
+        installed, else Valkey.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
       experience: the run's experience settings.
-      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws continue while one is written.
+      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws continue while
+        one is written.
       demonstrations: the train job's; with `fill_replay` the replay begins with them.
-      shield: what protects the port from unknown clients, such as 'firewall', for the log. None logs a warning, unless
-        no other machine can reach this one.
+      shield: what protects the port from unknown clients, such as 'firewall', for the log. None
+        logs a warning, unless no other machine can reach this one.
       shard: the index of this server, from 0, if several share the replay.
       num_shards: the number of these servers.
-      learner_timeout_secs: how long a learner that was connected, and did not announce its end, may be silent before
-        the server saves and ends; 0: no limit.
-      serve_coordinator: whether the first server is also the coordinator, at that port; otherwise the coordinator is
-        another program (`tflearn-coordinator`).
+      learner_timeout_secs: how long a learner that was connected, and did not announce its end, may
+        be silent before the server saves and ends; 0: no limit.
+      serve_coordinator: whether the first server is also the coordinator, at that port; otherwise
+        the coordinator is another program (`tflearn-coordinator`).
 
     Raises:
       RuntimeError: if another replay server works in this directory.
       PeerLost: if nothing was heard of the learner for too long.
       TypeError: if the factory returns no agent.
-      ValueError: if the agent cannot train on such data, the port is in use, the checkpoint holds other tables, or the
-        demonstrations have other columns.
+      ValueError: if the agent cannot train on such data, the port is in use, the checkpoint holds
+        other tables, or the demonstrations have other columns.
     """
     if run.is_done():
         return
@@ -162,8 +164,8 @@ def _name(shard: int) -> str:
 def _restore(start: Callable[..., Server], manifests: Manifests, jobs: Sequence[str]) -> Server:
     """Starts the server with its checkpoint of the newest manifest whose checkpoints, those of all `jobs`, are whole.
 
-    The learner, which waits for this server, then finds this manifest as the newest one. A run directory without
-    manifests has its newest checkpoint restored.
+    The learner, which waits for this server, then finds this manifest as the newest one. A run
+    directory without manifests has its newest checkpoint restored.
 
     Args:
       start: starts a server with the run's tables, see `servers.serve`.
@@ -179,7 +181,8 @@ def _restore(start: Callable[..., Server], manifests: Manifests, jobs: Sequence[
             logging.warning('skipped %s: %s', manifest, error)
             continue
         logging.info('continuing from %s', manifest)
-        # A learner that lives may have added newer ones meanwhile, which remain unless their replay is lost.
+        # A learner that lives may have added newer ones meanwhile, which remain unless their replay
+        # is lost.
         _add(manifests, server.restored, manifest if manifest != newest else None)
         return server
     server = start(needed=manifests.named)
@@ -202,7 +205,8 @@ def _save_filled(
 ) -> None:
     """Makes a first checkpoint with the episodes, unless there is one.
 
-    The run's server restores it. So nobody ever sees a table with a part of the episodes, wherever this job is killed.
+    The run's server restores it. So nobody ever sees a table with a part of the episodes, wherever
+    this job is killed.
     """
     if CheckpointDirectory(checkpoints).newest() is not None:
         return

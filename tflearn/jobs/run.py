@@ -16,11 +16,14 @@ class Hooks:
     """What a program does during its job.
 
     Attributes:
-      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
-      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows, and that
-        describe the environment of recorded episodes.
-      on_exported: the synchronous job calls it with the train step of policies that are exported, or soon will be.
-      on_evaluated: called when the evaluate job has nothing more to do up to a train step. None: nobody waits for that.
+      on_restored: called when the checkpoint was restored, before anything is written to the run
+        directory.
+      describe: called before the first train step; returns markdown texts by tag that TensorBoard
+        shows, and that describe the environment of recorded episodes.
+      on_exported: the synchronous job calls it with the train step of policies that are exported,
+        or soon will be.
+      on_evaluated: called when the evaluate job has nothing more to do up to a train step. None:
+        nobody waits for that.
     """
 
     on_restored: Callable[[], None] = lambda: None
@@ -38,12 +41,13 @@ class Run:
       stop: ends the job when set; what has to be saved is saved.
       coordinator: where the coordinator is.
       name: the job's name; that of a collector is unique within the run.
-      replay_address: the address at which others reach a replay server, 'host:port'. Reverb listens at the port on all
-        interfaces, Valkey on this machine only. 'valkey://host:port' is a server of Valkey's that runs already, or
-        'valkeys://host:port' over TLS.
-      connect_timeout_secs: how long to wait for other jobs, for the first weights and for the first policy.
-      stop_timeout_secs: the time that a replay server has to end once it is stopped; a save that takes longer is not
-        begun.
+      replay_address: the address at which others reach a replay server, 'host:port'. Reverb listens
+        at the port on all interfaces, Valkey on this machine only. 'valkey://host:port' is a server
+        of Valkey's that runs already, or 'valkeys://host:port' over TLS.
+      connect_timeout_secs: how long to wait for other jobs, for the first weights and for the first
+        policy.
+      stop_timeout_secs: the time that a replay server has to end once it is stopped; a save that
+        takes longer is not begun.
       hooks: what the program does during the job.
     """
 

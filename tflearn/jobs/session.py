@@ -61,8 +61,8 @@ def set_seed(seed: int | None, strategy: tf.distribute.Strategy, repeatable: boo
 def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.Strategy, Callable[[], None]]]:
     """Makes this process the only learner of the run, or one of its workers, for the time of the block.
 
-    It gives the run with the directory that this worker writes to, the strategy that trains, and a function that sets
-    the job's status to 'stopped', which is called if the block raises Stopped.
+    It gives the run with the directory that this worker writes to, the strategy that trains, and a
+    function that sets the job's status to 'stopped', which is called if the block raises Stopped.
 
     Raises:
       RuntimeError: if another process is the run's learner.
@@ -87,8 +87,9 @@ def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.
 class Session:
     """A learner, and everything around its train steps: collection, evaluation's exports, reports, the end.
 
-    One cycle collects, trains on what is due, and exports. Of several workers only the chief publishes, exports and
-    reads reports; the others write to temporary directories. All workers end together, as soon as one has a reason.
+    One cycle collects, trains on what is due, and exports. Of several workers only the chief
+    publishes, exports and reads reports; the others write to temporary directories. All workers end
+    together, as soon as one has a reason.
     """
 
     def __init__(
@@ -243,7 +244,8 @@ class Session:
         Raises:
           TimeoutError: if no data arrived for too long; the checkpoint is saved.
           PeerLost: if nothing was heard of the coordinator for too long; the checkpoint is saved.
-          PeerStopped: if another worker was asked to stop, or got an error of its data; the checkpoint is saved.
+          PeerStopped: if another worker was asked to stop, or got an error of its data; the
+            checkpoint is saved.
         """
         try:
             with self._monitored():
@@ -367,7 +369,8 @@ class Session:
                 self._finish(next(filter(None, self._agreement.texts(self._end_reason() or ''))))
             else:
                 self._exports.settle()
-            # A session that is resumed publishes again; the end of training must reach the collectors.
+            # A session that is resumed publishes again; the end of training must reach the
+            # collectors.
             self._collectors.end(finished=reason == StopReason.CONDITION)
         with self._guard('what the other workers write'):
             self._agreement.on_any(False)  # no worker leaves before all have written their files

@@ -46,31 +46,36 @@ def synchronous(
 ) -> None:
     """Collects and trains alternately until a stop condition is reached, a stop is requested, or it is stopped.
 
-    After each batched environment step it takes the train steps that `samples_per_insert` allows by then; if that is
-    less than one, it continues to collect. So at any time it is less than one train step behind, and never ahead. If
-    there is no ratio, it takes one train step after each batched step. From a queue it trains as soon as there are the
-    items of a batch, or of an iteration: all of it, and then it collects again with these weights.
+    After each batched environment step it takes the train steps that `samples_per_insert` allows by
+    then; if that is less than one, it continues to collect. So at any time it is less than one
+    train step behind, and never ahead. If there is no ratio, it takes one train step after each
+    batched step. From a queue it trains as soon as there are the items of a batch, or of an
+    iteration: all of it, and then it collects again with these weights.
 
-    On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
-    is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates). It includes a run that
-    was stopped or killed, and is resumed: its checkpoints hold the episodes that were under way, the environments,
-    which are pickled, and the replay. Environments that cannot be pickled, or are in processes of their own, or take
-    more than `CollectOptions.max_saved_gb`, or are not those that `make_environment` makes now, begin new episodes; a
-    replay of more than `max_saved_gb` is filled again.
+    On the same machine the same seed gives bit-equal weights, losses and returns in every process,
+    if the environment is deterministic too. This excludes everything that depends on the clock
+    (`max_secs`, rates). It includes a run that was stopped or killed, and is resumed: its
+    checkpoints hold the episodes that were under way, the environments, which are pickled, and the
+    replay. Environments that cannot be pickled, or are in processes of their own, or take more than
+    `CollectOptions.max_saved_gb`, or are not those that `make_environment` makes now, begin new
+    episodes; a replay of more than `max_saved_gb` is filled again.
 
-    Other settings of the train and the collect job have no meaning here: no weights are published, and no job waits for
-    another one. `collect_options.episode_limit` is refused, since there are no publications.
+    Other settings of the train and the collect job have no meaning here: no weights are published,
+    and no job waits for another one. `collect_options.episode_limit` is refused, since there are no
+    publications.
 
     Args:
       run: the run, in whose directory are the files that the train job writes.
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
-      experience: the run's experience settings. `Queue.max_size` and `versions_ahead` have no meaning here.
-      stop_conditions: when training ends. At `collect_options.max_env_steps` collection ends, and training goes on with
-        the data that are stored, as far as `samples_per_insert` or a queue allow.
+      experience: the run's experience settings. `Queue.max_size` and `versions_ahead` have no
+        meaning here.
+      stop_conditions: when training ends. At `collect_options.max_env_steps` collection ends, and
+        training goes on with the data that are stored, as far as `samples_per_insert` or a queue
+        allow.
       num_environments: the number of environments stepped together.
-      intervals: how often policies are exported, and reward weights are read (`publish_interval_steps`); the others
-        have no meaning here.
+      intervals: how often policies are exported, and reward weights are read
+        (`publish_interval_steps`); the others have no meaning here.
       device: see the train job; the strategy is 'default'.
       initial: see the train job.
       exports: see the train job.
@@ -78,8 +83,8 @@ def synchronous(
       collect_options: the collect job's `options`.
 
     Raises:
-      ValueError: if an argument is out of range or not supported by this job, or the checkpoint is made for other
-        networks.
+      ValueError: if an argument is out of range or not supported by this job, or the checkpoint is
+        made for other networks.
     """
     if device.strategy != 'default':
         raise UserValueError(

@@ -76,9 +76,10 @@ def train(
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
-      PeerStopped: if another worker was asked to stop, the coordinator was lost, or this machine will be stopped.
-      ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
-        networks, or if no part of the agent computes in `precision`.
+      PeerStopped: if another worker was asked to stop, the coordinator was lost, or this machine
+        will be stopped.
+      ValueError: if arguments contradict each other, if the server's tables or a checkpoint are
+        made for other data or networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay, initial)
     settings = Settings(intervals, options, exports, stop_conditions, initial=initial)
@@ -104,12 +105,14 @@ def train(
                 initial_values.demonstrate(agent, initial.demonstrations, experience)
             storage = initial_agent.storage(agent, experience)
             _check_machine(run.dir, agent, storage)
-            # With whom: the run's coordinator and replay servers. Collectors know of a clone before it is trained.
+            # With whom: the run's coordinator and replay servers. Collectors know of a clone before
+            # it is trained.
             connected = Coordinator(run.coordinator, f'train_{strategies.layout(strategy).worker}', run.stop)
             ending.callback(connected.close)
             addresses = _join(connected, run, agent, data, storage, strategy)
             _clone(agent, initial, specs, run, connected, strategy, device, seed, watchdog)
-            # What it learns from, and the learner itself; its checkpoint comes after the initial values.
+            # What it learns from, and the learner itself; its checkpoint comes after the initial
+            # values.
             with watchdog.guard('the construction of the learner'):
                 initial_values.load(agent, initial, run.dir)
                 source = _source(data, addresses, storage, agent, strategy, seed, initial)
@@ -155,7 +158,8 @@ def _source(
 
     Args:
       data: where batches come from.
-      addresses: the replay servers' addresses, 'host:port'; without `Data.weights` they share one replay.
+      addresses: the replay servers' addresses, 'host:port'; without `Data.weights` they share one
+        replay.
       storage: the replay tables' layout.
       agent: the agent to train.
       strategy: the strategy that the agent was made in.
@@ -163,8 +167,8 @@ def _source(
       initial: the demonstrations that are in the batches too.
 
     Raises:
-      ValueError: if a batch is too small for its shares, several workers cannot prepare iterations together, or the
-        demonstrations cannot be used.
+      ValueError: if a batch is too small for its shares, several workers cannot prepare iterations
+        together, or the demonstrations cannot be used.
     """
     layout, size = strategies.layout(strategy), storage.experience.per_replica_batch_size
     logging.info('%s', layout.describe(size))
@@ -247,7 +251,8 @@ def dry_run_report(
     specs = specs_of(make_environment)
     tpu_data.check_for_tpu({'observation': specs.observation, 'action': specs.action}, 'the environment')
     experience = experience.of_one_replica(shape.replicas)
-    # The batches are those of one replica alone, whose train step reduces over all replicas of a TPU.
+    # The batches are those of one replica alone, whose train step reduces over all replicas of a
+    # TPU.
     alone = strategies.make('cpu')
     strategy = tpu_compiler.strategy(shape.replicas) if device.tpu else alone
     agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
@@ -281,7 +286,8 @@ def _join(
     """Waits for the coordinator and the servers. Returns the addresses of the replay servers that this process reads.
 
     Raises:
-      ValueError: if this job does not belong to the run, or the items of several servers cannot be drawn together.
+      ValueError: if this job does not belong to the run, or the items of several servers cannot be
+        drawn together.
       TimeoutError: if one is not found in time.
       Stopped: if `stop` is set.
     """

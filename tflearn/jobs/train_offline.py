@@ -53,10 +53,11 @@ def train_offline(
 ) -> None:
     """Trains on the sequences of the episodes until a stop condition is reached or it is stopped.
 
-    The environment's specs are those that the data set was written with, so there is no environment in this process;
-    the evaluate job has its own. The sizes and the ratio of `Uniform` have no meaning here, nor do a stop condition in
-    environment steps and intervals of publications. The position in the data belongs to the checkpoint, so that a
-    resumed run goes on with the batches that it would have had.
+    The environment's specs are those that the data set was written with, so there is no environment
+    in this process; the evaluate job has its own. The sizes and the ratio of `Uniform` have no
+    meaning here, nor do a stop condition in environment steps and intervals of publications. The
+    position in the data belongs to the checkpoint, so that a resumed run goes on with the batches
+    that it would have had.
 
     Args:
       run: the run, in whose directory are the files that the train job writes.
@@ -64,7 +65,8 @@ def train_offline(
       make_agent: makes the run's agent.
       experience: the run's experience settings, with `Uniform`.
       stop_conditions: when training ends.
-      data_stop_conditions: when it ends besides: by epochs, or by the loss on the data for validation.
+      data_stop_conditions: when it ends besides: by epochs, or by the loss on the data for
+        validation.
       reading: how the episodes are read, and which of them are for validation.
       intervals: how often policies are exported.
       device: see the train job. Of several workers each reads its own part of the episodes.
@@ -73,10 +75,11 @@ def train_offline(
       learner_options: the train job's `options`.
 
     Raises:
-      ValueError: if the data set does not have what the agent needs, or settings exclude each other.
+      ValueError: if the data set does not have what the agent needs, or settings exclude each
+        other.
       RuntimeError: if more records are damaged than the data set allows.
-      PeerStopped: if another worker was stopped, has died or got an error of its own, or the machine is about to be
-        taken away.
+      PeerStopped: if another worker was stopped, has died or got an error of its own, or the
+        machine is about to be taken away.
     """
     validation = reading.validation
     _check(experience, initial, validation, data_stop_conditions)
@@ -90,7 +93,8 @@ def train_offline(
         run, strategy, stopped = ending.enter_context(only_learner(run, device))
         agreement = workers.Agreement(strategy)
         with waiting.may_exit(run.stop, stopped):
-            # Who learns: the agent, for the specs of the environment in which the episodes were recorded.
+            # Who learns: the agent, for the specs of the environment in which the episodes were
+            # recorded.
             seed = set_seed(initial.seed, strategy, repeatable=True)
             settings = dataclasses.replace(settings, seed=seed)
             with agreement.together('the data set'):
@@ -184,7 +188,8 @@ def _checksum(dataset: Dataset) -> int:
 def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     """Returns for the metadata of policies what trained them, and the vocabularies of their categories.
 
-    Logs of a policy's own decisions have its numbers of the categories: the vocabularies are those of the policy then.
+    Logs of a policy's own decisions have its numbers of the categories: the vocabularies are those
+    of the policy then.
     """
     directories = find_directories(dataset)
     before: dict[str, Any] = {}

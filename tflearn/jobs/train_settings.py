@@ -21,16 +21,19 @@ class Intervals:
     """How often a job publishes, exports and compares. (The intervals of checkpoints are in `LearnerOptions`.)
 
     Attributes:
-      publish_interval_steps: train steps between two publications of the weights; in the synchronous job
-        between two readings of `reward_weights.json` alone, since the newest weights act there.
+      publish_interval_steps: train steps between two publications of the weights; in the
+        synchronous job between two readings of `reward_weights.json` alone, since the newest
+        weights act there.
       export_interval_steps: train steps between two exports of the policies.
-      replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None: no comparison.
-      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
-        the experience has an `Iteration`, a call is an iteration, after which the weights are published if that is due.
-      mean_episodes: the newest episodes of all collectors that the learner's means of their metrics are taken over; in
-        the synchronous job `EpisodeMetricsOptions.buffer_size` is that.
-      unit: what intervals count: 'train_steps'; or 'iterations' of an `Iteration` (PPO), also those of checkpoints and
-        summaries, and `ExportOptions.update_interval_steps`.
+      replica_check_interval_steps: train steps between two comparisons of the replicas' variables;
+        None: no comparison.
+      steps_per_call: train steps in one call of the compiled program; at most
+        `publish_interval_steps` are taken. If the experience has an `Iteration`, a call is an
+        iteration, after which the weights are published if that is due.
+      mean_episodes: the newest episodes of all collectors that the learner's means of their metrics
+        are taken over; in the synchronous job `EpisodeMetricsOptions.buffer_size` is that.
+      unit: what intervals count: 'train_steps'; or 'iterations' of an `Iteration` (PPO), also those
+        of checkpoints and summaries, and `ExportOptions.update_interval_steps`.
     """
 
     publish_interval_steps: PositiveInt = 200
@@ -51,17 +54,21 @@ class Device:
     """Where train steps run, and in which precision.
 
     Attributes:
-      strategy: where train steps run, see `strategies.make`; the synchronous job needs 'default', the first device.
-      precision: 'float32'; or 'bfloat16' or 'float16' for the networks' inner layers, the latter with scaled losses.
-      inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
-      intra_op_threads: threads that share one operation; None is one per core. With 1 small convolutions are faster in
-        the synchronous job, whose policy acts on small batches.
-      dry_run: whether nothing is trained, but the train step of one replica is compiled and a report is logged; see
-        docs/distributed.md.
+      strategy: where train steps run, see `strategies.make`; the synchronous job needs 'default',
+        the first device.
+      precision: 'float32'; or 'bfloat16' or 'float16' for the networks' inner layers, the latter
+        with scaled losses.
+      inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks
+        are faster with 1.
+      intra_op_threads: threads that share one operation; None is one per core. With 1 small
+        convolutions are faster in the synchronous job, whose policy acts on small batches.
+      dry_run: whether nothing is trained, but the train step of one replica is compiled and a
+        report is logged; see docs/distributed.md.
       cluster_shape: for a dry run: '2x4' for 2 hosts with 4 replicas each.
-      tpu: for a dry run: the kind of TPU that the step is compiled for; None compiles it for this CPU.
-      watch_maintenance: whether a notice that Google Cloud will stop this machine ends the job, with a checkpoint and
-        exit status 75; None: on TPUs.
+      tpu: for a dry run: the kind of TPU that the step is compiled for; None compiles it for this
+        CPU.
+      watch_maintenance: whether a notice that Google Cloud will stop this machine ends the job,
+        with a checkpoint and exit status 75; None: on TPUs.
     """
 
     strategy: str = 'default'
@@ -94,20 +101,24 @@ class Initial:
     """The initial values of a run.
 
     Attributes:
-      seed: the seed of the networks' first weights and of all draws; None draws one, logs it and adds it to the
-        summaries.
-      checkpoint: the checkpoint of another run from which this run loads its initial values: the run's directory, its
-        checkpoints' directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
-      prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there; see
-        `warm_start.load`. Target networks begin as copies of the loaded networks.
-      optimizers: the prefixes, as in `prefixes`, below which the values of optimizers (moments, steps) are loaded too:
-        ('agent',) for all of them; () for none.
-      policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) from which this run loads
-        its initial variables, instead of a checkpoint: a version, a directory of versions (the newest is used), or a
-        run's directory (the best is used). Variables that no policy has, such as critics, are initialized as usual.
-      demonstrations: recorded episodes that the run trains on first, or all the time; None for none.
-      cloning: trains the initial policy by behavioural cloning of recorded episodes, instead of loading one. Only
-        in the train job, with one worker.
+      seed: the seed of the networks' first weights and of all draws; None draws one, logs it and
+        adds it to the summaries.
+      checkpoint: the checkpoint of another run from which this run loads its initial values: the
+        run's directory, its checkpoints' directory, or a checkpoint's path prefix. Ignored if this
+        run has a checkpoint.
+      prefixes: the prefixes of the names of these values, or a mapping from prefixes here to
+        prefixes there; see `warm_start.load`. Target networks begin as copies of the loaded
+        networks.
+      optimizers: the prefixes, as in `prefixes`, below which the values of optimizers (moments,
+        steps) are loaded too: ('agent',) for all of them; () for none.
+      policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) from
+        which this run loads its initial variables, instead of a checkpoint: a version, a directory
+        of versions (the newest is used), or a run's directory (the best is used). Variables that no
+        policy has, such as critics, are initialized as usual.
+      demonstrations: recorded episodes that the run trains on first, or all the time; None for
+        none.
+      cloning: trains the initial policy by behavioural cloning of recorded episodes, instead of
+        loading one. Only in the train job, with one worker.
     """
 
     seed: int | None = None
@@ -145,15 +156,16 @@ class Data:
 
     Attributes:
       timeout_secs: how long to wait for a batch.
-      addresses: the addresses of the replay servers that share a queue: items are taken from all of them. () uses those
-        that are registered at the coordinator.
-      weights: one for each of `addresses`, for uniform replay: each batch has items of all these servers' tables, in
-        these proportions, so that tables of different collectors (explorers, other tasks) are mixed. Each server keeps
-        `samples_per_insert` for its own items.
-      server_timeout_secs: how long the coordinator's machine may not answer before the job saves and ends [s]. If only
-        the coordinator is down, the job waits as long as there are data, and then for `timeout_secs`.
-      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', which sends the batches: then this process
-        needs no Reverb. '' reads the replay servers directly.
+      addresses: the addresses of the replay servers that share a queue: items are taken from all of
+        them. () uses those that are registered at the coordinator.
+      weights: one for each of `addresses`, for uniform replay: each batch has items of all these
+        servers' tables, in these proportions, so that tables of different collectors (explorers,
+        other tasks) are mixed. Each server keeps `samples_per_insert` for its own items.
+      server_timeout_secs: how long the coordinator's machine may not answer before the job saves
+        and ends [s]. If only the coordinator is down, the job waits as long as there are data, and
+        then for `timeout_secs`.
+      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', which sends the
+        batches: then this process needs no Reverb. '' reads the replay servers directly.
     """
 
     timeout_secs: PositiveFloat = 600.0

@@ -15,8 +15,9 @@ def code_revision(file: pathlib.Path = _HERE) -> str:
     """Returns the git revision that the source `file` belongs to, or this package's version.
 
     Returns:
-      The revision's hash, followed by '-dirty' if a tracked file of the checkout differs from it; 'version ...' where
-      `file` is not tracked by git (it is installed, perhaps in somebody's checkout), or there is no git.
+      The revision's hash, followed by '-dirty' if a tracked file of the checkout differs from it;
+      'version ...' where `file` is not tracked by git (it is installed, perhaps in somebody's
+      checkout), or there is no git.
     """
     tracked = _git(file, 'ls-files', '--error-unmatch', file.name)
     revision = tracked and _git(file, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')

@@ -2,9 +2,10 @@
 
 Usage: learner_workers NUM_WORKERS PROGRAM ARGUMENT...
 
-This program starts all workers as processes of this machine, and ends them. Each worker gets a TF_CONFIG with free
-ports, and its part of the GPUs. Signals go to all workers. When one has ended, the others have `LOST_SECS` to end too;
-so whoever watches this program starts all workers again, or none.
+This program starts all workers as processes of this machine, and ends them. Each worker gets a
+TF_CONFIG with free ports, and its part of the GPUs. Signals go to all workers. When one has ended,
+the others have `LOST_SECS` to end too; so whoever watches this program starts all workers again, or
+none.
 
 On several machines they find each other through the run directory (`tf_config`)."""
 
@@ -102,8 +103,9 @@ _LOOK_SECS = 0.2
 def tf_config(run_dir: RunDir, rank: int, workers: int, timeout_secs: float) -> str:
     """Publishes this worker's address, waits for the others' and returns TF_CONFIG.
 
-    Each start of a worker has a name, and shows that it waits by counting in its file. The chief makes a group of
-    those that wait; a name belongs to one group only. So whoever was started again early waits for the others.
+    Each start of a worker has a name, and shows that it waits by counting in its file. The chief
+    makes a group of those that wait; a name belongs to one group only. So whoever was started again
+    early waits for the others.
 
     Args:
       run_dir: the run's directory, which the workers share.

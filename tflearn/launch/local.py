@@ -40,8 +40,8 @@ _OUTGOING_PORTS = pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
 def free_port() -> int:
     """Returns a port that nothing listens on at this moment.
 
-    It is below the range of ports for outgoing connections if there is room: one of these could take the port before
-    the server has started.
+    It is below the range of ports for outgoing connections if there is room: one of these could
+    take the port before the server has started.
     """
     outgoing = _first_outgoing_port()
     system = random.SystemRandom()  # processes with one seed must not choose the same port
@@ -109,23 +109,25 @@ def run(
 ) -> int:
     """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
 
-    The run has ended when every job that serves no other has ended with exit code 0. SIGINT, SIGTERM and SIGHUP stop
-    it cleanly, another one a second later at once. If this process is killed, its jobs are stopped too.
+    The run has ended when every job that serves no other has ended with exit code 0. SIGINT,
+    SIGTERM and SIGHUP stop it cleanly, another one a second later at once. If this process is
+    killed, its jobs are stopped too.
 
     Args:
       topology: the jobs, and the times that they get.
       run_dir: the run directory: logs are written to it, metrics are read from it.
-      out: the stream that shows the run; standard output by default. A terminal gets a live view, anything else lines.
+      out: the stream that shows the run; standard output by default. A terminal gets a live view,
+        anything else lines.
       line_interval_secs: seconds between two lines of metrics.
       warm_parent: forks the jobs, see `ready_warm_parent`; None starts them without.
 
     Returns:
-      An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one
-      failed otherwise; 128 + the signal's number when a signal ended the run.
+      An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's
+      error, 1 if one failed otherwise; 128 + the signal's number when a signal ended the run.
 
     Raises:
-      ValueError: if the run directory cannot be written to or another launch uses it, or if the jobs ask for more than
-        this machine has.
+      ValueError: if the run directory cannot be written to or another launch uses it, or if the
+        jobs ask for more than this machine has.
       OSError: if a job cannot be started.
     """
     out, topology = out or sys.stdout, on_one_machine(topology)
@@ -217,8 +219,8 @@ def in_notebook() -> bool:
 def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> Iterator[TextIO]:
     """Opens launch's own log and locks it, so that a run directory has one launch at a time.
 
-    The kernel releases the lock when the processes that hold it have ended: a launch, and the reaper of its jobs. It
-    waits for the reaper of a launch that was killed.
+    The kernel releases the lock when the processes that hold it have ended: a launch, and the
+    reaper of its jobs. It waits for the reaper of a launch that was killed.
     """
     run_dir.logs.mkdir(exist_ok=True)
     with _Log(run_dir.log('launch').open('ab'), encoding='utf-8') as log:
@@ -268,12 +270,13 @@ class _Log(io.TextIOWrapper):
 class StopSignals:
     """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`.
 
-    Those within a second are one, as they are to a job: of a process whose parent was killed, the system and the
-    parent's reaper send one each.
+    Those within a second are one, as they are to a job: of a process whose parent was killed, the
+    system and the parent's reaper send one each.
     """
 
     def __init__(self) -> None:
-        # A list: a handler that sets a threading.Event could wait for a lock that the interrupted thread holds.
+        # A list: a handler that sets a threading.Event could wait for a lock that the interrupted
+        # thread holds.
         self.received: list[int] = []
         self._received_at = -math.inf
         self._before: dict[int, Any] = {}

@@ -1,8 +1,8 @@
 """A program that ends the jobs when launch ended without doing so (SIGKILL, out of memory).
 
-launch writes the living process groups to its standard input: '+1234' when one was started, '-1234' when it has ended.
-The end of that pipe is the end of launch. This file runs by itself and imports only the standard library, so it starts
-in a few milliseconds.
+launch writes the living process groups to its standard input: '+1234' when one was started, '-1234'
+when it has ended. The end of that pipe is the end of launch. This file runs by itself and imports
+only the standard library, so it starts in a few milliseconds.
 """
 
 import contextlib

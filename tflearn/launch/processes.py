@@ -77,8 +77,9 @@ class OrphanReaper:
 class RestartBudget:
     """How often a job may be started again, and when: at most `MAX_RESTARTS` times in `WINDOW_SECS`.
 
-    A job that did not run since its last start has failed to start: that may happen `MAX_FAILED_STARTS` times in a
-    row, with twice the delay each time. Delays differ by chance, so that jobs that died together come back one by one.
+    A job that did not run since its last start has failed to start: that may happen
+    `MAX_FAILED_STARTS` times in a row, with twice the delay each time. Delays differ by chance, so
+    that jobs that died together come back one by one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, seed: int | None = None):

@@ -17,8 +17,8 @@ from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.topology import Placement, Topology
 
 COLLECT_PARTS = ('environment', 'policy', 'writing')  # of a collector's time; it reports the seconds of each
-# States that a job reports each second. It says once what it waits for before it begins, and how it has ended.
-# A learner that saves for seconds is among those that wait for data.
+# States that a job reports each second. It says once what it waits for before it begins, and how it
+# has ended. A learner that saves for seconds is among those that wait for data.
 _REPORTED_AGAIN = (
     'running',
     'waiting for data',
@@ -35,9 +35,11 @@ class JobReport:
 
     Attributes:
       kind: 'replay_server', 'train', 'evaluate' or 'collect'.
-      state: the state that it reported, or what launch knows: 'starting', 'stopping', 'stopped', 'finished', 'died'.
+      state: the state that it reported, or what launch knows: 'starting', 'stopping', 'stopped',
+        'finished', 'died'.
       metrics: the newest status of its current process; empty while there is none.
-      unchanged_secs: how long that has been the newest one, by a clock that nobody sets; None: by its time.
+      unchanged_secs: how long that has been the newest one, by a clock that nobody sets; None: by
+        its time.
     """
 
     name: str

@@ -1,7 +1,9 @@
 """Supervises one job of a run on the machine where a scheduler started it.
 
-Restarts, stops and silence are those of a local run (`launch.supervisor`). The jobs of a run share nothing but the run
-directory: there the coordinator publishes its address, and a job that failed for good ends the others. The scheduler
+Restarts, stops and silence are those of a local run (`launch.supervisor`). The jobs of a run share
+nothing but the run
+directory: there the coordinator publishes its address, and a job that failed for good ends the
+  others. The scheduler
 itself brings a job back whose machine was lost.
 """
 
@@ -32,8 +34,8 @@ _COORDINATOR = 'coordinator'
 def run(run_dir: RunDir, name: str, *, out: TextIO | None = None) -> int:
     """Runs a job until it has ended or the run has. Call it from the main thread: it handles signals.
 
-    A job that serves another one is stopped when the run is done. When the coordinator has come back at another
-    address, the other jobs are stopped cleanly and started again with that.
+    A job that serves another one is stopped when the run is done. When the coordinator has come
+    back at another address, the other jobs are stopped cleanly and started again with that.
 
     Args:
       run_dir: the run's directory, with its topology; all machines share it.
@@ -41,8 +43,8 @@ def run(run_dir: RunDir, name: str, *, out: TextIO | None = None) -> int:
       out: where events are written; standard output by default.
 
     Returns:
-      An exit code: 0 when the job is done; 2 if it ended because of a user's error, 1 if it failed otherwise or the run
-      has failed; 128 + the signal's number when a signal ended it.
+      An exit code: 0 when the job is done; 2 if it ended because of a user's error, 1 if it failed
+      otherwise or the run has failed; 128 + the signal's number when a signal ended it.
 
     Raises:
       ValueError: if the run directory has no topology, or there is no such job in it.
@@ -100,7 +102,8 @@ class _SupervisedJob:
 
         def stop() -> bool:
             nonlocal due
-            # At once: a scheduler may signal the job too, which takes a later signal for an order to end at once.
+            # At once: a scheduler may signal the job too, which takes a later signal for an order
+            # to end at once.
             if signals.received or time.monotonic() < due:
                 return bool(signals.received)
             due = time.monotonic() + _POLL_SECS  # The file system may be another machine's.

@@ -1,6 +1,7 @@
 """Starts the processes of a run, watches them, restarts them where the topology allows it, stops them in order.
 
-And shows a run that runs elsewhere, by the files that its jobs write: on a cluster, by hand, or in one process.
+And shows a run that runs elsewhere, by the files that its jobs write: on a cluster, by hand, or in
+one process.
 """
 
 import contextlib
@@ -148,7 +149,8 @@ class Supervisor:
         if served_is_done:
             self._log_exit(process)
             return None
-        # A job that ran before and may be restarted met a passing error, such as a server that was too busy to answer.
+        # A job that ran before and may be restarted met a passing error, such as a server that was
+        # too busy to answer.
         if user_error and not (process.ever_ran and job.restart.after_error):
             return Failure(user_error, is_user_error=True)
         may_restart = process.exit_code is not None and job.restart.restarts(process.exit_code)

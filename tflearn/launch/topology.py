@@ -1,6 +1,7 @@
 """The topology of a run: its jobs, their roles, resources, restarts. Data only; `local` and the schedulers run it.
 
-And its placement: which cores and devices of this machine each job gets, from the resources that it asks for.
+And its placement: which cores and devices of this machine each job gets, from the resources that it
+asks for.
 """
 
 import dataclasses
@@ -27,14 +28,14 @@ MAX_RESTARTS = 20  # of a job, within ten minutes
 class RestartRule:
     """What follows the death of a job.
 
-    A job that a signal killed, or that asks for another try with `TRY_AGAIN_EXIT_STATUS`, is started again. So is one
-    that ended with an error if `after_error`.
+    A job that a signal killed, or that asks for another try with `TRY_AGAIN_EXIT_STATUS`, is
+    started again. So is one that ended with an error if `after_error`.
 
     Attributes:
       after_error: whether to start it again after an error of its own, too; else the run fails.
-      spent: what follows when it may not be started again: the run fails; or it goes on without the job until no other
-        of its kind is left ('drop'); or the job is started again when the job that the run lasts for has ended
-        ('later').
+      spent: what follows when it may not be started again: the run fails; or it goes on without the
+        job until no other of its kind is left ('drop'); or the job is started again when the job
+        that the run lasts for has ended ('later').
     """
 
     after_error: bool = False
@@ -47,7 +48,8 @@ class RestartRule:
         return self.after_error and exit_code != 0
 
 
-# By kind of job. An error of the two first ones would come again; each of the others can be done without for a while.
+# By kind of job. An error of the two first ones would come again; each of the others can be done
+# without for a while.
 RULES = {
     'replay_server': RestartRule(),
     'train': RestartRule(),
@@ -59,7 +61,8 @@ RULES = {
     'feed_worker': RestartRule(after_error=True, spent='drop'),
 }
 
-# Stand for addresses in commands, where they are known only when a job runs: the coordinator's, and the job's own one.
+# Stand for addresses in commands, where they are known only when a job runs: the coordinator's, and
+# the job's own one.
 COORDINATOR_ADDRESS, OWN_ADDRESS = '{coordinator_address}', '{own_address}'
 WITH_ADDRESS = ('replay_server', 'coordinator', 'relay')  # kinds of jobs that others connect to
 KINDS = tuple(RULES)
@@ -75,10 +78,11 @@ class Resources:
     Attributes:
       cores: CPU cores.
       memory_gb: memory [GB, 10^9 bytes].
-      accelerators: GPUs, or chips of a TPU; 0 hides those that are there. On one machine None is what no other job
-        asks for in the learner, and 0 in all others.
+      accelerators: GPUs, or chips of a TPU; 0 hides those that are there. On one machine None is
+        what no other job asks for in the learner, and 0 in all others.
       accelerator: their kind, as the cluster names it.
-      custom: countable resources of the cluster by name, like RLlib's `custom_resources_per_env_runner`.
+      custom: countable resources of the cluster by name, like RLlib's
+        `custom_resources_per_env_runner`.
     """
 
     cores: int | None = None
@@ -92,7 +96,8 @@ def read_resources(texts: Sequence[str]) -> dict[str, Resources]:
     """Returns the resources by kind of job.
 
     Args:
-      texts: 'KIND:name=value,...' each: cores, memory_gb, accelerators, accelerator, and custom resources.
+      texts: 'KIND:name=value,...' each: cores, memory_gb, accelerators, accelerator, and custom
+        resources.
 
     Raises:
       ValueError: that names what is wrong in a text.
@@ -135,12 +140,14 @@ class Job:
     Attributes:
       name: unique; its log and its status file are named after it.
       kind: jobs of one kind stand in for each other; the run fails with the last of them.
-      serves: the job it works for; it is stopped after that has ended. None: the run lasts until this one has ended.
+      serves: the job it works for; it is stopped after that has ended. None: the run lasts until
+        this one has ended.
       may_finish: whether it may end by itself, with exit code 0, before the job it serves.
       restart: what follows its death.
       stop_stage: jobs of a lower stage are stopped first.
       resources: what each of its processes gets.
-      workers: processes that train as one, each with a TF_CONFIG; they are started and restarted together.
+      workers: processes that train as one, each with a TF_CONFIG; they are started and restarted
+        together.
     """
 
     name: str
@@ -160,12 +167,14 @@ class Topology:
 
     Attributes:
       jobs: in the order in which they are started.
-      warm_parent: the program that loads their libraries and forks them, see `WarmParent`; None: each loads its own.
+      warm_parent: the program that loads their libraries and forks them, see `WarmParent`; None:
+        each loads its own.
       stop_timeout_secs: how long a job may take to end after SIGTERM, before it is killed [s].
-      silent_timeout_secs: a running job that has not reported for so long writes the stacks of its threads and is
-        killed, as if it had died [s]; 0: never.
+      silent_timeout_secs: a running job that has not reported for so long writes the stacks of its
+        threads and is killed, as if it had died [s]; 0: never.
       connect_timeout_secs: how long a job waits for another one [s].
-      gin_files: the texts of the run's own gin files, by their path in a folder of theirs, where machines lack them.
+      gin_files: the texts of the run's own gin files, by their path in a folder of theirs, where
+        machines lack them.
     """
 
     jobs: tuple[Job, ...]
@@ -224,7 +233,8 @@ class Addresses:
       coordinator: the coordinator's.
       replay: those of the replay servers.
       relays: those of the relays of weights.
-      alone: whether the coordinator is a program of its own, and not a part of the first replay server.
+      alone: whether the coordinator is a program of its own, and not a part of the first replay
+        server.
       flags: of the coordinator alone and of the relays.
       replay_flags: of the replay servers.
     """
@@ -277,9 +287,9 @@ def run_topology(
 ) -> Topology:
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
-    Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
-    all that the collectors sent. Several replay servers are replay_server, replay_server_1, ...; relays of weights are
-    relay_0, relay_1, ...
+    Train stops first, so that its last checkpoint is the newest there is; the replay server last,
+    so that it saves all that the collectors sent. Several replay servers are replay_server,
+    replay_server_1, ...; relays of weights are relay_0, relay_1, ...
 
     Args:
       package: the Python package of the jobs' programs.
@@ -290,7 +300,8 @@ def run_topology(
       resources: what the jobs of each kind get.
       num_workers: processes of the train job, which train as one.
       feed_address: where the feed's dispatcher listens, 'host:port', if there are workers of it.
-      num_feed_workers: the workers of a feed, from which the train job gets its batches; 0: there is no feed.
+      num_feed_workers: the workers of a feed, from which the train job gets its batches; 0: there
+        is no feed.
 
     Raises:
       ValueError: if there is no collector, replay server or worker, or more than `MAX_JOBS`.
@@ -382,10 +393,11 @@ def this_machine() -> Machine:
 def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
     """Divides a machine among the jobs. Jobs that ask for cores share them with no other job that asks for some.
 
-    The learner has the GPUs for which no job asks, and the others none: the first process of TensorFlow that sees a GPU
-    takes nearly all of its memory. A job with GPUs takes memory as it needs it, unless the launcher's environment says
-    otherwise. Other memory is added up and compared, and nothing more: no process is held below a limit. The workers
-    of a job share its cores, and divide its devices among themselves (see `learner_workers`).
+    The learner has the GPUs for which no job asks, and the others none: the first process of
+    TensorFlow that sees a GPU takes nearly all of its memory. A job with GPUs takes memory as it
+    needs it, unless the launcher's environment says otherwise. Other memory is added up and
+    compared, and nothing more: no process is held below a limit. The workers of a job share its
+    cores, and divide its devices among themselves (see `learner_workers`).
 
     Returns:
       The placement of each job by its name.

@@ -1,7 +1,8 @@
 """A process that loads the jobs' libraries once and forks the jobs: each of them starts within a second.
 
-`WarmParent` is the launcher's end; `serve` is the process's, whose program (scripts/warm_parent.py) loads the libraries
-first. None of them may start TensorFlow's runtime or a thread that works, since neither survives a fork.
+`WarmParent` is the launcher's end; `serve` is the process's, whose program (scripts/warm_parent.py)
+loads the libraries first. None of them may start TensorFlow's runtime or a thread that works, since
+neither survives a fork.
 """
 
 import contextlib
@@ -115,8 +116,8 @@ class WarmParent:
           register: takes the process group before the job begins in it.
 
         Returns:
-          The process; None if this cannot start it, since the libraries were not loaded or the process has ended. Then
-          no process of it begins the job later, either.
+          The process; None if this cannot start it, since the libraries were not loaded or the
+          process has ended. Then no process of it begins the job later, either.
         """
         if not self._ready or list(command[:2]) != [sys.executable, '-m']:
             return None
@@ -127,7 +128,8 @@ class WarmParent:
                 if 'started' in message:
                     register(message['started'])
                     os.write(go, b'.')
-                    # The system gives a process id again: what is noted under it is another job's end.
+                    # The system gives a process id again: what is noted under it is another job's
+                    # end.
                     self._exit_codes.pop(message['started'], None)
                     self._ended_at.pop(message['started'], None)
                     return Fork(message['started'], self)
@@ -144,7 +146,8 @@ class WarmParent:
         while self._ready and self._readable(0.0):
             self._ready = self._receive() is not None
         if pid not in self._exit_codes and not lock.started(pid):
-            # Only its parent knows how it ended: which says so at once, unless it has ended or was stopped.
+            # Only its parent knows how it ended: which says so at once, unless it has ended or was
+            # stopped.
             late_secs = time.monotonic() - self._ended_at.setdefault(pid, time.monotonic())
             if self._ready and late_secs > _REPLY_TIMEOUT_SECS:
                 self._give_up(_REPLY_TIMEOUT_SECS)

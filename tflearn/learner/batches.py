@@ -26,7 +26,8 @@ class Batches(abc.ABC):
     """The batches that train steps take, as the strategy distributes them.
 
     Attributes:
-      prioritization: how items are drawn, if they are drawn by priority; then `update` receives their errors.
+      prioritization: how items are drawn, if they are drawn by priority; then `update` receives
+        their errors.
       has_rounds: whether more batches may come after they have ended.
       may_end: whether their end is that of a dataset, and not that of a source, which is closed.
       nonfinite: what is known of the batch at whose loss the loop stopped.
@@ -79,13 +80,14 @@ class Batches(abc.ABC):
         """Takes train steps. For a graph.
 
         Args:
-          take: (sums, element) -> the sums after a train step, whether to go on, and (the items' errors [B],) or ().
+          take: (sums, element) -> the sums after a train step, whether to go on, and (the items'
+            errors [B],) or ().
           sums: zeros, float32 [n].
           num_steps: int64 scalar, train steps to take.
 
         Returns:
-          Train steps taken; seconds waited; the sums and the means of `last_info`; and (the items' errors
-          [num_steps, B],) or ().
+          Train steps taken; seconds waited; the sums and the means of `last_info`; and (the items'
+          errors [num_steps, B],) or ().
         """
 
     @abc.abstractmethod
@@ -118,8 +120,8 @@ class SourceBatches(Batches):
         self._source, self._train_step, self.strategy = source, train_step, strategy
         self.nonfinite = NonfiniteColumns()
         self._replicas_here = layout.replicas // layout.workers
-        # The next batch is made, divided and copied while the replicas take a step, unless that would be one for each
-        # draw, or a single replica has the host's memory.
+        # The next batch is made, divided and copied while the replicas take a step, unless that
+        # would be one for each draw, or a single replica has the host's memory.
         self._device = strategies.only_stop(strategy) if self._replicas_here == 1 and layout.workers == 1 else None
         self._is_undivided = self._replicas_here == 1 and self._device is None
         self._makes_ahead = not self._is_undivided and source.max_draw_steps > 1
@@ -211,8 +213,8 @@ class SourceBatches(Batches):
         """Takes train steps on draws; otherwise like `loop`.
 
         Args:
-          steps: (draw, its train steps, train steps before, sums, arrays of items' errors) -> train steps taken, the
-            sums and whether to go on after them, and the arrays.
+          steps: (draw, its train steps, train steps before, sums, arrays of items' errors) -> train
+            steps taken, the sums and whether to go on after them, and the arrays.
         """
 
         def one(
@@ -298,7 +300,8 @@ def wrap(
       data: the dataset's function, or the source.
       strategy: where train steps run.
       train_step: the seed of a source's draws.
-      stacks: whether batches of a dataset are drawn in stacks, if they have one fixed shape: for XLA.
+      stacks: whether batches of a dataset are drawn in stacks, if they have one fixed shape: for
+        XLA.
     """
     if isinstance(data, Source):
         return SourceBatches(data, strategy, train_step)

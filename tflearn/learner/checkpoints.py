@@ -1,9 +1,9 @@
 """Checkpoints of everything that training needs to continue as if it had not stopped, the random state included.
 
-They have TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read them. Four things
-are stricter: a restore names what does not fit, and then changes nothing; a damaged newest checkpoint is skipped; an
-asynchronous save holds the values of one moment; weights that are not finite are not saved, so that the previous
-checkpoint stays the newest.
+They have TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read
+them. Four things are stricter: a restore names what does not fit, and then changes nothing; a
+damaged newest checkpoint is skipped; an asynchronous save holds the values of one moment; weights
+that are not finite are not saved, so that the previous checkpoint stays the newest.
 """
 
 import contextlib
@@ -52,14 +52,18 @@ class Checkpoints:
         """Reads and writes nothing yet.
 
         Args:
-          directory: the directory of the checkpoints; created with the first save. Only one process may write there.
+          directory: the directory of the checkpoints; created with the first save. Only one process
+            may write there.
           objects: trackable objects by the names that they have in the checkpoint.
           max_to_keep: number of newest checkpoints that are kept; at least 1.
           keep_every: which ones are never deleted, besides.
-          optional: names of objects that only the checkpoint or only this process may have; they keep their values.
+          optional: names of objects that only the checkpoint or only this process may have; they
+            keep their values.
           finite: names of objects that are saved only while their variables are finite.
-          asynchronous: `save` returns when it has a snapshot, and a background thread writes the files.
-          manifests: which checkpoints belong together with those of other jobs; None: there are no others.
+          asynchronous: `save` returns when it has a snapshot, and a background thread writes the
+            files.
+          manifests: which checkpoints belong together with those of other jobs; None: there are no
+            others.
         """
         self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
         self._finite, self._check_finite = frozenset(finite), finite_check({})
@@ -91,7 +95,8 @@ class Checkpoints:
     def save(self, step: int) -> str:
         """Saves all objects as `ckpt-<step>`, atomically; returns the path prefix.
 
-        While one checkpoint is being written another one may wait; a third replaces the one that waits.
+        While one checkpoint is being written another one may wait; a third replaces the one that
+        waits.
 
         Raises:
           OSError: if it could not be written.
@@ -100,7 +105,8 @@ class Checkpoints:
         """
         layout = self._current_layout()
         snapshot = layout.snapshot()
-        # Snapshots hold variables and Python states only: TensorFlow saves other objects, while we wait.
+        # Snapshots hold variables and Python states only: TensorFlow saves other objects, while we
+        # wait.
         save = self._checkpoint.write if layout.unmapped else snapshot.write
         self._step = step
         self._background.submit(lambda: self._write(step, snapshot, save))
@@ -124,11 +130,13 @@ class Checkpoints:
     def restore_newest(self) -> str | None:
         """Restores the newest checkpoint that can be read; returns its path prefix. Skips damaged ones, with a warning.
 
-        Those that manifests name come first, in their order. Checkpoints of later train steps than the one that a
-        manifest names are moved to the directory `unused`. The objects must have all their variables.
+        Those that manifests name come first, in their order. Checkpoints of later train steps than
+        the one that a manifest names are moved to the directory `unused`. The objects must have all
+        their variables.
 
         Raises:
-          ValueError: if a readable checkpoint does not fit the objects; names what differs. Then nothing is restored.
+          ValueError: if a readable checkpoint does not fit the objects; names what differs. Then
+            nothing is restored.
         """
         self.wait()
         self._current_layout()  # now, so that the first save need not wait for it
@@ -213,7 +221,8 @@ class Checkpoints:
     def _refuse_differences(self, path: str, saved: dict[str, str]) -> set[str]:
         """Returns the names of the optional objects that are not in the checkpoint."""
         layout = self._current_layout()
-        # Objects without snapshots (a table) may have another shape now: it depends on their content.
+        # Objects without snapshots (a table) may have another shape now: it depends on their
+        # content.
         saved = {name: kind for name, kind in saved.items() if name not in layout.unmapped}
         wanted = {name: kind for name, kind in layout.described.items() if name not in layout.unmapped}
         absent = (_roots(wanted) - _roots(saved)) & self._optional
@@ -247,10 +256,11 @@ def _first_line(error: Exception) -> str:
 def random_state() -> dict[str, Any]:
     """Returns what saves and restores Python's `random`, numpy's global state, and TensorFlow's global generator.
 
-    A resumed run draws from these the numbers that it would have drawn. Other randomness is not restored: ops with a
-    state in their kernel (`tf.random.uniform`, `tf.random.shuffle`, dropout, and the ops that most distributions sample
-    with), which start again from the global seed; shuffles of `tf.data`; Reverb's selectors; environments; and other
-    generators (`np.random.default_rng`), unless they are tracked too.
+    A resumed run draws from these the numbers that it would have drawn. Other randomness is not
+    restored: ops with a state in their kernel (`tf.random.uniform`, `tf.random.shuffle`, dropout,
+    and the ops that most distributions sample with), which start again from the global seed;
+    shuffles of `tf.data`; Reverb's selectors; environments; and other generators
+    (`np.random.default_rng`), unless they are tracked too.
 
     It tracks the present `tf.random.get_global_generator()`: set another one before, not after.
     """
@@ -276,8 +286,9 @@ class _HostState(tf.train.experimental.PythonState):
 class OptimizerNumbers(tf.train.experimental.PythonState):
     """The program's learning rates, and what else a Keras optimizer has as a number in a variable; in the checkpoint.
 
-    Keras keeps a learning rate in a variable, which a checkpoint restores whatever the program says. Here a change of
-    the program counts; a number that the training itself changed, in a trigger for example, is restored as it was.
+    Keras keeps a learning rate in a variable, which a checkpoint restores whatever the program
+    says. Here a change of the program counts; a number that the training itself changed, in a
+    trigger for example, is restored as it was.
     """
 
     def __init__(self, agent: Any):
@@ -318,15 +329,16 @@ def _optimizer_variables(agent: Any) -> Iterator[tuple[str, tf.Variable]]:
 def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Iterator[RunDir]:
     """Provides each worker with its own run directory to write to.
 
-    Every worker must save, since saving a variable may need all of them, but only the chief's files are kept.
+    Every worker must save, since saving a variable may need all of them, but only the chief's files
+    are kept.
 
     Args:
       run_dir: the run directory, on a file system that all workers share.
 
     Yields:
-      `run_dir` on the chief. On every other worker a temporary one on its own machine, which is removed in the end; it
-      links to the checkpoints that are in `run_dir` now, so that all workers restore the same one, and to the stop
-      request.
+      `run_dir` on the chief. On every other worker a temporary one on its own machine, which is
+      removed in the end; it links to the checkpoints that are in `run_dir` now, so that all workers
+      restore the same one, and to the stop request.
     """
     layout = strategies.layout(strategy)
     if layout.workers > 1 and run_dir.location != str(run_dir.root):

@@ -170,8 +170,8 @@ def _no_batch_empty(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor
 def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
     """Checks that a strategy can train on the dataset of an input pipeline.
 
-    Several workers need an endless one: each would see its own end, and wait for the others forever. A TPU also needs
-    fixed shapes, and numbers only.
+    Several workers need an endless one: each would see its own end, and wait for the others
+    forever. A TPU also needs fixed shapes, and numbers only.
 
     Raises:
       ValueError: naming what the dataset has and what it needs.
@@ -190,10 +190,10 @@ def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) ->
 def iterate(dataset: tf.distribute.DistributedDataset) -> Any:
     """Returns `iter(dataset)`, without the autotuning of what fetches its elements to several devices.
 
-    There is nothing to tune in that part, whose buffers are fixed. But the thread that tunes it may miss that it is
-    cancelled (TensorFlow 2.15 calls the callbacks of a cancellation before it says that it is cancelled). Then whoever
-    drops the iterator waits for up to a minute for each device, and so does every other thread of Python. The dataset's
-    own options decide about the rest of it.
+    There is nothing to tune in that part, whose buffers are fixed. But the thread that tunes it may
+    miss that it is cancelled (TensorFlow 2.15 calls the callbacks of a cancellation before it says
+    that it is cancelled). Then whoever drops the iterator waits for up to a minute for each device,
+    and so does every other thread of Python. The dataset's own options decide about the rest of it.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -1,8 +1,9 @@
 """Dry run: the train step of one replica of a cluster that is not here, compiled by XLA for this CPU or for a TPU.
 
-It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse. Bytes are calculated
-from the shapes: nothing is sent. The learner itself refuses data without fixed shapes, or of types that a TPU does not
-have. All else is the compiler's answer; XLA for a CPU accepts some operations that XLA for a TPU does not.
+It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse.
+Bytes are calculated from the shapes: nothing is sent. The learner itself refuses data without fixed
+shapes, or of types that a TPU does not have. All else is the compiler's answer; XLA for a CPU
+accepts some operations that XLA for a TPU does not.
 """
 
 import dataclasses
@@ -70,7 +71,8 @@ class DryRunReport:
       batch: nest of tensor specs [B, ...]: the batch of one replica.
       gradient_bytes: of all variables that are trained [bytes].
       reads_on_one_host: whether one process makes the batches of all hosts.
-      compile_secs: how long tracing and XLA in this process took; None if the step was not compiled.
+      compile_secs: how long tracing and XLA in this process took; None if the step was not
+        compiled.
       compiled: what the compiler for a TPU reports; None without one.
       refusals: what a TPU would refuse: got X; need Y; do Z.
     """
@@ -92,8 +94,9 @@ class DryRunReport:
     def bytes_per_step(self) -> dict[str, int]:
         """Returns the bytes of a train step by link; those that leave, which are as many as arrive.
 
-        Gradients are summed by a ring over all n replicas (Patarasuk and Yuan 2009): each sends 2 (n - 1) / n of them
-        to the next one, and on each host one replica has its next one on another host. Metrics are left out.
+        Gradients are summed by a ring over all n replicas (Patarasuk and Yuan 2009): each sends 2
+        (n - 1) / n of them to the next one, and on each host one replica has its next one on
+        another host. Metrics are left out.
         """
         n, here = self.shape.replicas, self.shape.replicas_per_host
         ring = math.ceil(2 * (n - 1) / n * self.gradient_bytes)
@@ -144,8 +147,8 @@ def of_step(
       gradient_bytes: see `DryRunReport`.
       shape: where it would run.
       reads_on_one_host: see `DryRunReport`.
-      tpu: the kind of TPU to compile for, of `tpu_compiler.KINDS`, by an agent of `tpu_compiler.strategy`; None
-        compiles for this CPU.
+      tpu: the kind of TPU to compile for, of `tpu_compiler.KINDS`, by an agent of
+        `tpu_compiler.strategy`; None compiles for this CPU.
     """
     refusals, secs, compiled = tpu_data.refused_data(batch), None, None
     if not refusals:
@@ -171,7 +174,8 @@ def of_dataset_fn(
       dataset_fn: returns a dataset of batches for one replica, see `Learner`.
 
     Returns:
-      The spec of the first host's elements (None if there is none), and what a TPU would refuse of any host.
+      The spec of the first host's elements (None if there is none), and what a TPU would refuse of
+      any host.
     """
     specs, lines = [], []
     for context in shape.input_contexts():
@@ -215,7 +219,8 @@ def _lower(step: Callable[[Any], Any], batch: Any, stage: str) -> Any:
     """Returns a train step as XLA has it after a stage of its compiler.
 
     Raises:
-      ValueError: if XLA cannot compile it; it names the first operation that only a host has, or the reason.
+      ValueError: if XLA cannot compile it; it names the first operation that only a host has, or
+        the reason.
     """
     # Not `step` itself, which may have other arguments with defaults.
     function: Any = tf.function(lambda element: step(element), autograph=False, jit_compile=True)

@@ -38,21 +38,23 @@ class LearnerOptions:
     """When a learner saves and summarizes, and how it takes train steps.
 
     Attributes:
-      checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close` save.
+      checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close`
+        save.
       max_checkpoints_to_keep: number of newest checkpoints that are kept.
-      max_failed_saves: checkpoints in a row that could not be written, on a full disk for example, after which training
-        ends; None: training continues.
-      keep_checkpoint_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
-      keep_checkpoint_every_hours: the first checkpoint, and each that was written so long after the last one that is
-        kept by this rule, is never deleted; None: no such rule.
+      max_failed_saves: checkpoints in a row that could not be written, on a full disk for example,
+        after which training ends; None: training continues.
+      keep_checkpoint_every_steps: the first checkpoint at or after each multiple is never deleted;
+        None: no such rule.
+      keep_checkpoint_every_hours: the first checkpoint, and each that was written so long after the
+        last one that is kept by this rule, is never deleted; None: no such rule.
       summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
-      make_triggers: called with the learner when it is made, on each worker; returns your own triggers, which are
-        called after all others (see `learner.triggers`). They can use its `agent`, `step`, `summarize`, `save` and
-        `stop`.
-      checkpoint_on_error: whether the last complete train step is saved if an error ends training: 'always', 'never',
-        or 'ask' at the terminal (without a terminal it is saved).
+      make_triggers: called with the learner when it is made, on each worker; returns your own
+        triggers, which are called after all others (see `learner.triggers`). They can use its
+        `agent`, `step`, `summarize`, `save` and `stop`.
+      checkpoint_on_error: whether the last complete train step is saved if an error ends training:
+        'always', 'never', or 'ask' at the terminal (without a terminal it is saved).
     """
 
     checkpoint_interval_steps: PositiveInt | None = 5_000
@@ -70,9 +72,10 @@ class LearnerOptions:
 class Learner:
     """Trains an agent; restores and saves its checkpoints. `with Learner(...) as learner` closes it at the end.
 
-    Each replica of the agent must divide its loss by the global batch size, as TF-Agents' agents do: the losses are
-    summed over replicas. Extra metrics are averaged, unless `LoopOptions.extra_reductions` names another rule; but
-    scalar losses in a named tuple, as TF-Agents' agents return them, are summed like the loss.
+    Each replica of the agent must divide its loss by the global batch size, as TF-Agents' agents
+    do: the losses are summed over replicas. Extra metrics are averaged, unless
+    `LoopOptions.extra_reductions` names another rule; but scalar losses in a named tuple, as
+    TF-Agents' agents return them, are summed like the loss.
     """
 
     def __init__(
@@ -91,21 +94,24 @@ class Learner:
 
         Args:
           agent: made within the strategy's scope; its `train_step_counter` is the train step.
-          data: a function that is called once per input pipeline, with its InputContext, and returns a dataset whose
-            elements are (data, info) or data, batched for one replica; data is what `agent.train` takes, info a dict of
-            numbers that are only averaged. With an argument `consumed` it skips so many batches, see `DatasetSource`.
-            Or a `Source`, whose batches are drawn inside the compiled program.
+          data: a function that is called once per input pipeline, with its InputContext, and
+            returns a dataset whose elements are (data, info) or data, batched for one replica; data
+            is what `agent.train` takes, info a dict of numbers that are only averaged. With an
+            argument `consumed` it skips so many batches, see `DatasetSource`. Or a `Source`, whose
+            batches are drawn inside the compiled program.
           run_dir: where checkpoints and summaries are written.
           strategy: where train steps run; default: the current one.
-          triggers: each is called with the train steps (before, after) of every call of `run`, after checkpoints are
-            saved. `close` calls `end(step)` of those that have it.
+          triggers: each is called with the train steps (before, after) of every call of `run`,
+            after checkpoints are saved. `close` calls `end(step)` of those that have it.
           options: intervals, and how train steps are taken.
-          state: additional trackable objects for the checkpoint, by name ('agent' and 'train_step' are there already).
+          state: additional trackable objects for the checkpoint, by name ('agent' and 'train_step'
+            are there already).
           manifests: see `Checkpoints`.
 
         Raises:
           TypeError: if the agent has an optimizer of Keras 3.
-          ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train on such a dataset.
+          ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train
+            on such a dataset.
         """
         self.train_step = agent.train_step_counter
         self._agent, self._options, self._run_dir = agent, options, run_dir
@@ -120,7 +126,8 @@ class Learner:
             agent_data.check_optimizers(agent)
             agent_data.make_slots(agent)
             summaries = options.summaries or SummaryOptions(interval_steps=None)
-            # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
+            # Traced here, so that the optimizer's slots are there to be restored, and saved with
+            # the first checkpoint.
             self._loop = TrainLoop(agent, self._batches, self._strategy, options.loop)
             self._loop.begin(run_dir.summaries('train'), summaries)
             self._batches = self._loop.batches
@@ -193,8 +200,8 @@ class Learner:
     def calls(self, num_train_steps: int) -> int:
         """Returns how many calls of `agent.train` take at most so many train steps, for `run`; at least 1.
 
-        It is 1 before the first `run` has shown how many steps a call of the agent counts. tflearn's own count one,
-        TF-Agents' PPO counts each of its epochs.
+        It is 1 before the first `run` has shown how many steps a call of the agent counts.
+        tflearn's own count one, TF-Agents' PPO counts each of its epochs.
         """
         return max(1, num_train_steps // self._loop.steps_per_call) if self._loop.steps_per_call else 1
 
@@ -213,14 +220,17 @@ class Learner:
           num_steps: train steps to take; at least 1. Another number does not compile again.
 
         Returns:
-          The means over the steps taken. If the data ended, `data_ended` is true, and there may be fewer steps.
+          The means over the steps taken. If the data ended, `data_ended` is true, and there may be
+          fewer steps.
 
         Raises:
           ValueError: if `num_steps` is below 1, or the data give no batch at all.
-          RuntimeError: if the data had ended in an earlier call, unless they come in rounds (`rounds.RoundSource`).
-          FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
-            the variables are finite. If it is 'skip', as soon as they are not. In both cases, if a checkpoint was
-            refused because of them. Also if the agent raises it itself.
+          RuntimeError: if the data had ended in an earlier call, unless they come in rounds
+            (`rounds.RoundSource`).
+          FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a
+            checkpoint is saved first if the variables are finite. If it is 'skip', as soon as they
+            are not. In both cases, if a checkpoint was refused because of them. Also if the agent
+            raises it itself.
           OSError: if `max_failed_saves` checkpoints in a row could not be written.
         """
         if self.checkpoints.refusal and self._options.loop.on_nonfinite != 'ignore':
@@ -278,7 +288,8 @@ class Learner:
         """Trains until a stop condition holds, the data end, or `stop` is set; then closes the learner.
 
         Args:
-          stop_conditions: when training ends; of the first call of `run`, which compiles, only waits for data count.
+          stop_conditions: when training ends; of the first call of `run`, which compiles, only
+            waits for data count.
           steps_per_call: train steps of a call of `run`.
           env_steps: returns the environment steps so far, for `stop_conditions.max_env_steps`.
           stop: ends training when set, after a call of `run`.
@@ -318,7 +329,8 @@ class Learner:
     def save(self) -> None:
         """Saves a checkpoint of this train step, unless there is one. It is written on a background thread.
 
-        Variables that are not finite are not saved: this is logged, and the previous checkpoint stays the newest.
+        Variables that are not finite are not saved: this is logged, and the previous checkpoint
+        stays the newest.
         """
         if self._healthy and self.checkpoints.saved_step != self.step:
             self._run_dir.check_owner()
@@ -327,8 +339,8 @@ class Learner:
     def close(self) -> None:
         """Saves a last checkpoint, calls `end` of the triggers that have it, and flushes all files.
 
-        Closing it again at the same train step does nothing. All of it is done, whatever fails; then the last error is
-        raised, which has the earlier ones as its context.
+        Closing it again at the same train step does nothing. All of it is done, whatever fails;
+        then the last error is raised, which has the earlier ones as its context.
 
         Raises:
           OSError: if the checkpoint could not be written.
@@ -344,7 +356,8 @@ class Learner:
                 if hasattr(trigger, 'end'):
                     ending.callback(trigger.end, self.step)
             self._batches.close()
-            # Before the triggers end: an action that fails again there must not cost the train steps.
+            # Before the triggers end: an action that fails again there must not cost the train
+            # steps.
             if self._saves_now():
                 self.save()
             self._wait_for_checkpoints()

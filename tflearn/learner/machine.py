@@ -1,9 +1,11 @@
 """The machine of a job: checks before it begins (memory, disk, file handles, clock), and a preemption notice.
 
-Google Cloud's notice that a machine is about to be taken away ends the job as a request to stop would. The job saves a
-checkpoint and ends with the exit status that asks for another start. TensorFlow's own `PreemptionCheckpointHandler`
-does nothing on TPUs. The notice is a value of the metadata server of each virtual machine
-(https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice); SIGTERM comes later, if at all."""
+Google Cloud's notice that a machine is about to be taken away ends the job as a request to stop
+would. The job saves a checkpoint and ends with the exit status that asks for another start.
+TensorFlow's own `PreemptionCheckpointHandler` does nothing on TPUs. The notice is a value of the
+metadata server of each virtual machine
+(https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice); SIGTERM comes
+later, if at all."""
 
 import contextlib
 import http.client

@@ -1,7 +1,7 @@
 """Metrics: made in each replica, summed over replicas and steps in one vector, merged on the host, read once.
 
-`StepMetrics` is the layout of the vector, `Metrics` is what is read from it, `IntervalMetrics` are those since the last
-summary.
+`StepMetrics` is the layout of the vector, `Metrics` is what is read from it, `IntervalMetrics` are
+those since the last summary.
 """
 
 import dataclasses
@@ -59,19 +59,20 @@ class Metrics:
 class StepMetrics:
     """The layout of a train step's metrics (loss, the agent's extra metrics, the data's own) in one vector.
 
-    An operation for each metric would cost more than a small train step does. So means and sums of small tensors are
-    left for `read`, after the sum over the steps; then a step needs one concatenation and one addition for all of them.
+    An operation for each metric would cost more than a small train step does. So means and sums of
+    small tensors are left for `read`, after the sum over the steps; then a step needs one
+    concatenation and one addition for all of them.
     """
 
     def __init__(self, rules: Mapping[str, Reduction], num_replicas: int, last_info: Sequence[str] = ()):
         """The layout is known when a step has been traced.
 
         Args:
-          rules: by the name of an extra metric, how it is reduced. The default is 'mean'; but 'sum' for the losses in
-            a named tuple, as TF-Agents' agents return them: each scalar whose name ends with 'loss' is a replica's
-            share of the global batch's, like the loss itself.
-          last_info: names of the data's own metrics, if these are not summed over the steps in the vector: their means
-            over one batch follow it.
+          rules: by the name of an extra metric, how it is reduced. The default is 'mean'; but 'sum'
+            for the losses in a named tuple, as TF-Agents' agents return them: each scalar whose
+            name ends with 'loss' is a replica's share of the global batch's, like the loss itself.
+          last_info: names of the data's own metrics, if these are not summed over the steps in the
+            vector: their means over one batch follow it.
         """
         self._rules, self._num_replicas, self._last_info = rules, num_replicas, last_info
         self._sizes: dict[str, int] = {}
@@ -137,7 +138,8 @@ class StepMetrics:
         """Reads a sum of vectors.
 
         Args:
-          vector: the sum over the steps whose loss was finite, followed by the means of `last_info`.
+          vector: the sum over the steps whose loss was finite, followed by the means of
+            `last_info`.
           num_steps: train steps taken; None if each of them is in the sum.
         """
         count, sums, start = round(float(vector[COUNT])), {'loss': float(vector[LOSS])}, 2
@@ -190,10 +192,10 @@ class IntervalMetrics:
         """Returns the metrics since the last call, and starts the next interval.
 
         Returns:
-          `loss`, `extra/...` and `info/...`: means over the steps whose loss was finite (none without such a step);
-          `nonfinite_steps`; `steps_per_sec`, of all time that passed, except what was left out; `data_wait_share`, the
-          part of it spent waiting for data, in [0, 1]; `trigger_secs`, spent in triggers, and `longest_trigger_secs`,
-          in one call of one of them.
+          `loss`, `extra/...` and `info/...`: means over the steps whose loss was finite (none
+          without such a step); `nonfinite_steps`; `steps_per_sec`, of all time that passed, except
+          what was left out; `data_wait_share`, the part of it spent waiting for data, in [0, 1];
+          `trigger_secs`, spent in triggers, and `longest_trigger_secs`, in one call of one of them.
         """
         now, total = self._clock(), self._total
         secs = max(now - (self._start or now), 1e-9)
@@ -230,8 +232,10 @@ class TrainResult:
     Attributes:
       num_steps: train steps taken; fewer than requested only when the data ended.
       loss: mean over the steps of the global batch's loss; NaN if there is no step to average.
-      extra: the agent's extra metrics by name, means over steps, replicas and their own axes (see `LoopOptions`).
-      info: means of the data's own metrics (`policy_version`, ...); for a `Source` those of the last batch.
+      extra: the agent's extra metrics by name, means over steps, replicas and their own axes (see
+        `LoopOptions`).
+      info: means of the data's own metrics (`policy_version`, ...); for a `Source` those of the
+        last batch.
       num_nonfinite: train steps whose loss was not finite; they are not in the means.
       secs: duration of the call, without its triggers.
       data_wait_share: the part of the call spent waiting for data, in [0, 1].

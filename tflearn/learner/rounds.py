@@ -1,7 +1,7 @@
 """Rounds: a program collects sequences with the newest policy, the learner trains on them, and the next round begins.
 
-For data that no collector of ours makes: a compiler that compiles modules, a placer, a simulator in another process.
-Sequences may have different lengths, and rounds different numbers of them.
+For data that no collector of ours makes: a compiler that compiles modules, a placer, a simulator in
+another process. Sequences may have different lengths, and rounds different numbers of them.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ class Round:
     Attributes:
       number: counted from 1, over all sessions of a run.
       num_sequences: sequences that were collected.
-      num_steps: their steps, without those between two episodes and, with an `Iteration`, the last ones of sequences
-        that are not ended.
+      num_steps: their steps, without those between two episodes and, with an `Iteration`, the last
+        ones of sequences that are not ended.
       mean_return: the mean of the sequences' sums of rewards.
       collect_secs: how long the collector took [seconds].
       result: what the learner did with them.
@@ -108,8 +108,8 @@ def train_rounds(
     Args:
       learner: a learner of this source, which the caller closes.
       source: the source of the learner's batches.
-      collect: called with the round's number, counted from 1; returns or yields its sequences, see `RoundSource.begin`.
-        If it has none, the data have ended, and so does training.
+      collect: called with the round's number, counted from 1; returns or yields its sequences, see
+        `RoundSource.begin`. If it has none, the data have ended, and so does training.
       num_rounds: the run's rounds, over all sessions.
       hooks: called, in this order, after each round, when the learner's triggers were called.
       max_train_steps: the maximum number of train steps of a round; None has no limit.
@@ -134,16 +134,18 @@ def train_rounds(
 class RoundSource(OfSamples, tf.train.experimental.PythonState):
     """A `Source` of the sequences of one round at a time.
 
-    With an `Iteration`, the agent prepares all sequences of a round once (PPO: returns and advantages over complete
-    episodes), and train steps take shuffled minibatches of their steps, in several epochs; the last minibatches of an
-    epoch are filled up with steps of weight 0. Otherwise each sequence, or each step for an agent of single steps, is
-    trained on once, in a shuffled order, and what is left over after the last complete batch is counted.
+    With an `Iteration`, the agent prepares all sequences of a round once (PPO: returns and
+    advantages over complete episodes), and train steps take shuffled minibatches of their steps, in
+    several epochs; the last minibatches of an epoch are filled up with steps of weight 0. Otherwise
+    each sequence, or each step for an agent of single steps, is trained on once, in a shuffled
+    order, and what is left over after the last complete batch is counted.
 
     Its state in a checkpoint is the number of rounds; a `Learner` of it saves that.
 
     Attributes:
       num_rounds: rounds begun so far, over all sessions.
-      counts: of the newest round: sequences, steps, mean_return, left_out (sequences, or single steps).
+      counts: of the newest round: sequences, steps, mean_return, left_out (sequences, or single
+        steps).
       has_rounds: the end of a round is not the end of the data.
     """
 
@@ -156,8 +158,9 @@ class RoundSource(OfSamples, tf.train.experimental.PythonState):
 
         Args:
           agent: made within the strategy's scope.
-          experience: a `Queue`, with an `Iteration` or nothing as its training; otherwise the batch's size counts. The
-            slicing has no meaning, except for its `sequence_length` where the agent needs one.
+          experience: a `Queue`, with an `Iteration` or nothing as its training; otherwise the
+            batch's size counts. The slicing has no meaning, except for its `sequence_length` where
+            the agent needs one.
           strategy: the learner's strategy; default: the current one.
           seed: the seed of the order.
 
@@ -210,12 +213,14 @@ class RoundSource(OfSamples, tf.train.experimental.PythonState):
         """Begins a round; what is left of the one before is dropped.
 
         Args:
-          sequences: Trajectories of arrays [T, ...] of the agent's `collect_data_spec`, T >= 2 (T >= 1 if they are
-            ended). A sequence ends with its episode (the last row's next step type is LAST, or the row after that
-            follows too), or else its last row is used only for its observation's value.
+          sequences: Trajectories of arrays [T, ...] of the agent's `collect_data_spec`, T >= 2 (T
+            >= 1 if they are ended). A sequence ends with its episode (the last row's next step type
+            is LAST, or the row after that follows too), or else its last row is used only for its
+            observation's value.
 
         Raises:
-          ValueError: if one of them does not fit the agent, or there are too few for one train step.
+          ValueError: if one of them does not fit the agent, or there are too few for one train
+            step.
         """
         given = [self._checked(sequence, i) for i, sequence in enumerate(sequences)]
         if not given:

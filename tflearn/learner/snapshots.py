@@ -1,7 +1,8 @@
 """Snapshots: the values of trackable objects at one moment, under the names that TensorFlow gives them.
 
-TensorFlow writes one template; its object graph maps each name to an object. From then on a snapshot is one compiled
-read of all variables, and can be written on any thread while training continues.
+TensorFlow writes one template; its object graph maps each name to an object. From then on a
+snapshot is one compiled read of all variables, and can be written on any thread while training
+continues.
 """
 
 import dataclasses
@@ -112,7 +113,8 @@ def _read(variable: tf.Variable) -> tf.Tensor:
     """Returns the value on the host; of a variable with a value per replica, what TensorFlow would save."""
     strategy = getattr(variable, 'distribute_strategy', None)
     value = strategy.extended.read_var(variable) if strategy else variable.read_value()
-    # No copy on CPU: tensors are immutable, and an update of the variable copies first while one refers to its value.
+    # No copy on CPU: tensors are immutable, and an update of the variable copies first while one
+    # refers to its value.
     with tf.device('/cpu:0'):
         return tf.identity(value)
 

@@ -25,8 +25,8 @@ class StopConditions:
     Attributes:
       num_train_steps: the run's train steps.
       max_env_steps: the run's environment steps, over all collectors.
-      max_secs: seconds of training, over all sessions of the run. Compiling, in the learner's first call, does not
-        count; waits for data do.
+      max_secs: seconds of training, over all sessions of the run. Compiling, in the learner's first
+        call, does not count; waits for data do.
     """
 
     num_train_steps: PositiveInt | None = None
@@ -113,7 +113,8 @@ class DataStopConditions:
     """When training on a data set ends, in addition to `StopConditions`; None is no condition.
 
     Attributes:
-      max_epochs: passes over the data; of several weighted data sets over the one that is passed first.
+      max_epochs: passes over the data; of several weighted data sets over the one that is passed
+        first.
       patience: the number of validations in a row without a lower loss than the best one so far.
       min_improvement: how much lower a loss must be to count as an improvement.
     """

@@ -31,7 +31,8 @@ class SummarySources:
     """What summaries contain that the learner does not know.
 
     Attributes:
-      policy_version: returns the newest version, for a histogram of how many versions the batch is behind.
+      policy_version: returns the newest version, for a histogram of how many versions the batch is
+        behind.
       metrics: returns more metrics by name, for every summary; None is left out.
       texts: returns texts by tag, in markdown; they are written before the first train step.
       watch: called with the train step and the metrics of each summary, by name.
@@ -47,18 +48,20 @@ class SummarySources:
 class SummaryOptions:
     """When summaries are written, and what they contain in addition to the learner's own metrics.
 
-    `interval_steps` and `interval_secs` may be combined; with none of them there are no summaries. At the end of
-    training the metrics are written once more. On several workers there are only the learner's own metrics.
+    `interval_steps` and `interval_secs` may be combined; with none of them there are no summaries.
+    At the end of training the metrics are written once more. On several workers there are only the
+    learner's own metrics.
 
     Attributes:
       interval_steps: each multiple of it is a train step that is summarized.
-      interval_secs: seconds after which the next train step is summarized; not for several workers, whose clocks
-        differ.
+      interval_secs: seconds after which the next train step is summarized; not for several workers,
+        whose clocks differ.
       first_interval: also summarize every step before the first regular summary.
       flush_secs: longest time until a summary is in the file, as long as more are written.
       max_queue: summaries that may wait to be written to the file.
-      actions: write histograms of the batch's actions, and of those that the agent's policy takes there now;
-        'distributions' also writes the parameters of that policy's distribution there (logits, means, deviations).
+      actions: write histograms of the batch's actions, and of those that the agent's policy takes
+        there now; 'distributions' also writes the parameters of that policy's distribution there
+        (logits, means, deviations).
       sources: what else they contain.
       profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None: no trace.
     """
@@ -251,7 +254,8 @@ class Profile:
         """Traces nothing yet.
 
         Args:
-          directory: the directory of the event files; the trace is written to its `plugins/profile`.
+          directory: the directory of the event files; the trace is written to its
+            `plugins/profile`.
           steps: first and last train step, both in the trace; None never traces.
         """
         self._directory, self._steps = str(directory), steps
@@ -301,9 +305,10 @@ _BIAS = re.compile(r'/_?bias(es)?(/\d+)?$')
 def write_layers(agent: Any, step: tf.Tensor) -> None:
     """Writes `layers/<path>` of each layer that the present graph has computed, `<path>/dead_units` of ReLUs.
 
-    A layer is found by the addition of its bias, a variable of the agent, whether it is a Keras layer or not. Its
-    output is that of the activation that follows, if there is one alone. Nothing is computed again: it is what the
-    train step has computed for its batch. Branches and loops are graphs of their own, whose layers are not found.
+    A layer is found by the addition of its bias, a variable of the agent, whether it is a Keras
+    layer or not. Its output is that of the activation that follows, if there is one alone. Nothing
+    is computed again: it is what the train step has computed for its batch. Branches and loops are
+    graphs of their own, whose layers are not found.
 
     Args:
       agent: the agent, whose variables' paths are the layers' names. Targets are left out.

@@ -1,12 +1,13 @@
 """A train step compiled for TPUs that are not here.
 
-TensorFlow lowers the step to HLO in this process. Another process compiles it, in an environment of its own that has
-JAX and libtpu (requirements/tpu_compiler/lock.txt), since that libtpu ends a process that imports TensorFlow. It runs
-this file as a program:
+TensorFlow lowers the step to HLO in this process. Another process compiles it, in an environment of
+its own that has JAX and libtpu (requirements/tpu_compiler/lock.txt), since that libtpu ends a
+process that imports TensorFlow. It runs this file as a program:
 
     python tpu_compiler.py step.hlo v5e 8
 
-All that is taken of private modules of TensorFlow and JAX is here; the lock has exact versions for that reason.
+All that is taken of private modules of TensorFlow and JAX is here; the lock has exact versions for
+that reason.
 """
 
 import dataclasses
@@ -41,7 +42,8 @@ class Compiled:
       program: HBM of the program itself [bytes].
       flops: of a train step; the body of a loop counts once.
       accessed: HBM that a train step reads and writes [bytes]; the body of a loop counts once.
-      estimated_secs: the compiler's own estimate of a train step [s]; None if a part of the step has no estimate.
+      estimated_secs: the compiler's own estimate of a train step [s]; None if a part of the step
+        has no estimate.
     """
 
     kind: str

@@ -1,8 +1,9 @@
 """TrainLoop: many train steps on all replicas as one compiled program, with their summaries.
 
-There are two programs: a plain one, and one for the steps that are summarized, in which the agent, its networks and its
-optimizers write their summaries. So steps that are not summarized do not pay for summaries. The plain program has a
-variant in XLA (see `XlaLoop`), which `LoopOptions.jit_compile` asks for.
+There are two programs: a plain one, and one for the steps that are summarized, in which the agent,
+its networks and its optimizers write their summaries. So steps that are not summarized do not pay
+for summaries. The plain program has a variant in XLA (see `XlaLoop`), which
+`LoopOptions.jit_compile` asks for.
 """
 
 import dataclasses
@@ -42,22 +43,26 @@ class LoopOptions:
     """How train steps are taken, and how their metrics are reduced.
 
     Attributes:
-      jit_compile: whether train steps are compiled with XLA; 'auto' does so on one replica where it is faster: for
-        small train steps on a CPU (see `why_slower_in_xla`), after 10,000 train steps of a session, since short runs
-        would not make up for the compile time. With a `Source`, or a dataset of batches of one fixed shape, many steps
-        are one XLA program (see `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log.
-        With other datasets, True compiles the single step, and 'auto' does nothing. On several replicas True compiles
-        the gradients of each part of the agent, which TensorFlow sums and applies. XLA ignores the steps' assertions,
-        and a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
-      on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and continues,
-        for optimizers that do not apply such gradients; 'ignore' does nothing.
-      extra_reductions: by the name of one of the agent's extra metrics, how it is reduced to one number over its own
-        axes and the replicas: 'mean', 'sum', 'max' or 'min'. The default is 'mean'; but 'sum' for a scalar in a named
-        tuple whose name ends with 'loss', since TF-Agents' agents return replicas' shares there.
-      after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
+      jit_compile: whether train steps are compiled with XLA; 'auto' does so on one replica where it
+        is faster: for small train steps on a CPU (see `why_slower_in_xla`), after 10,000 train
+        steps of a session, since short runs would not make up for the compile time. With a
+        `Source`, or a dataset of batches of one fixed shape, many steps are one XLA program (see
+        `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log. With
+        other datasets, True compiles the single step, and 'auto' does nothing. On several replicas
+        True compiles the gradients of each part of the agent, which TensorFlow sums and applies.
+        XLA ignores the steps' assertions, and a seed for random numbers that they draw. The steps
+        that are summarized are not compiled with it.
+      on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the
+        means and continues, for optimizers that do not apply such gradients; 'ignore' does nothing.
+      extra_reductions: by the name of one of the agent's extra metrics, how it is reduced to one
+        number over its own axes and the replicas: 'mean', 'sum', 'max' or 'min'. The default is
+        'mean'; but 'sum' for a scalar in a named tuple whose name ends with 'loss', since
+        TF-Agents' agents return replicas' shares there.
+      after_step: called in each replica after each train step, while it is traced, with the data
+        and the LossInfo.
       run_options: options of `strategy.run`.
-      preprocess: maps a replica's data to what `agent.train` takes, as `agent.preprocess_sequence` does for some of
-        TF-Agents' agents; None if the data need no preprocessing.
+      preprocess: maps a replica's data to what `agent.train` takes, as `agent.preprocess_sequence`
+        does for some of TF-Agents' agents; None if the data need no preprocessing.
     """
 
     jit_compile: JitCompile = 'auto'
@@ -78,8 +83,8 @@ class LoopOptions:
 class StepCounter:
     """Reads the variable, since a call of `agent.train` need not add 1.
 
-    TF-Agents' PPOAgent adds 1 for each of its epochs, and an optimizer adds 1 more where its `iterations` are the
-    agent's train step.
+    TF-Agents' PPOAgent adds 1 for each of its epochs, and an optimizer adds 1 more where its
+    `iterations` are the agent's train step.
 
     Attributes:
       observed: what a call has added; None before the first.
@@ -115,17 +120,19 @@ class StepCounter:
 class TrainLoop:
     """Takes train steps by the plain program, and those that are summarized by the summary program.
 
-    The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other tags
-    themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss, at the train step
-    before, since agents count a step when it is done. On a TPU, whose programs cannot write any, and on several workers
-    only the learner's own metrics are written: a program that records summaries on the chief alone is another one
-    there, and its collectives do not find those of the other workers.
+    The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other
+    tags themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss,
+    at the train step before, since agents count a step when it is done. On a TPU, whose programs
+    cannot write any, and on several workers only the learner's own metrics are written: a program
+    that records summaries on the chief alone is another one there, and its collectives do not find
+    those of the other workers.
 
     Attributes:
-      num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
-        the slots of an optimizer that is not one of `OptimizerOptions`.
+      num_traces: traces of the train step so far: one for each program, or two where the first
+        makes variables, such as the slots of an optimizer that is not one of `OptimizerOptions`.
       batches: the batches, as the programs take them: a dataset's in stacks only where XLA does.
-      loss: computes the metrics of an element, per replica as the strategy has it, without any update.
+      loss: computes the metrics of an element, per replica as the strategy has it, without any
+        update.
       metrics: those since the last summary.
       summaries: where they are written to.
     """
@@ -165,7 +172,8 @@ class TrainLoop:
           options: when there are summaries, and what is in them.
 
         Raises:
-          ValueError: for summaries by the clock on several workers, which would not compile the same programs.
+          ValueError: for summaries by the clock on several workers, which would not compile the
+            same programs.
         """
         num_workers = strategies.layout(self._strategy).workers
         if options.interval_secs and num_workers > 1:
@@ -226,7 +234,8 @@ class TrainLoop:
         """Takes train steps, and writes the summaries of those that are due.
 
         Returns:
-          Their metrics; fewer steps than requested if the data ended, or if a loss that is not finite stops training.
+          Their metrics; fewer steps than requested if the data ended, or if a loss that is not
+          finite stops training.
         """
         if self._texts and self.summaries.can_record():
             with side_tasks.guarded('write texts for the summaries'):
@@ -267,9 +276,10 @@ class TrainLoop:
     def prepare(self, before: int, end: int | None) -> None:
         """Compiles what needs no data: the program, and that of summaries if a step up to `end` is summarized soon.
 
-        The first train steps wait for the program, and those of summaries for theirs, which is traced on a thread while
-        training begins. A summary program that is needed only later is compiled then: a short run may end before. Both
-        are for a `Source`: a dataset's program cannot run without taking an element.
+        The first train steps wait for the program, and those of summaries for theirs, which is
+        traced on a thread while training begins. A summary program that is needed only later is
+        compiled then: a short run may end before. Both are for a `Source`: a dataset's program
+        cannot run without taking an element.
         """
         self._compiling.join(_COMPILE_SECS)
         due = self.summaries.next_step(before)
@@ -321,8 +331,8 @@ class TrainLoop:
 
         Args:
           layout: of its metrics. The data's are in the vector, or follow it.
-          summarize: makes it that of the summary program; called in each replica after the train step, while that is
-            traced, with data and info.
+          summarize: makes it that of the summary program; called in each replica after the train
+            step, while that is traced, with data and info.
         """
         # XLA would leave out the summaries.
         train = self._agent.train if summarize or self._xla_source else self._train

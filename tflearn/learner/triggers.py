@@ -3,9 +3,10 @@
     report = PeriodicAction(lambda step: print(step), every_steps=1_000, at_end=True)
     Learner(agent, dataset_fn, run_dir, triggers=[report])
 
-A trigger is called as `trigger(before, after)` after the train steps (before, after], and returns whether it acted; at
-the end of training `trigger.end(step)` is called. An action that raises does not count as done: the exception is not
-caught, and the next call tries again. If several events lie between two calls, the action is called once.
+A trigger is called as `trigger(before, after)` after the train steps (before, after], and returns
+whether it acted; at the end of training `trigger.end(step)` is called. An action that raises does
+not count as done: the exception is not caught, and the next call tries again. If several events lie
+between two calls, the action is called once.
 """
 
 import json
@@ -26,8 +27,9 @@ _ADVICE = 'leave it out if it is not wanted'
 class Phase(tf.train.experimental.PythonState):
     """The seconds since an action, which a checkpoint saves.
 
-    Its clock starts with the first call: neither the time before training nor the time between two sessions of a run
-    counts. Workers have different clocks: it is not for actions that all workers must take at the same step.
+    Its clock starts with the first call: neither the time before training nor the time between two
+    sessions of a run counts. Workers have different clocks: it is not for actions that all workers
+    must take at the same step.
     """
 
     def __init__(self, clock: Callable[[], float]):
@@ -78,8 +80,8 @@ class PeriodicAction:
         """
         Args:
           action: called with the train step.
-          every_steps: acts whenever a multiple of it was reached or passed. It does not drift from the multiples, and
-            a run that is resumed from a checkpoint acts at the same steps.
+          every_steps: acts whenever a multiple of it was reached or passed. It does not drift from
+            the multiples, and a run that is resumed from a checkpoint acts at the same steps.
           every_secs: acts whenever so many seconds have passed since the last action.
           on_steps: acts when one of these train steps was reached or passed.
           at_end: also acts at the end, unless it has acted at that same step.
@@ -113,7 +115,8 @@ class PeriodicAction:
     def _act(self, step: int) -> None:
         self._failed = True
         if self.phase is not None:
-            # Before the action, which may save this state; and back after a failure, so that it is due again.
+            # Before the action, which may save this state; and back after a failure, so that it is
+            # due again.
             elapsed_secs = self.phase.secs()
             self.phase.restart()
             try:

@@ -17,8 +17,9 @@ from tflearn.learner.stop_conditions import DataStopConditions
 class Validator(tf.train.experimental.PythonState):
     """Computes the agent's loss and its metrics without an update. Its state belongs in the checkpoint.
 
-    They are in the summaries as `validation/loss` and `validation/<name of an extra metric>`, and in the log. An agent
-    whose loss is random, such as SAC's, draws for it from the same stream as for training.
+    They are in the summaries as `validation/loss` and `validation/<name of an extra metric>`, and
+    in the log. An agent whose loss is random, such as SAC's, draws for it from the same stream as
+    for training.
 
     Attributes:
       best_loss: the least loss so far; None before the first.
@@ -36,8 +37,8 @@ class Validator(tf.train.experimental.PythonState):
     ):
         """
         Args:
-          batches: gives the data, the same each time: the number of items of each element, by which means are
-            weighted, and the element, such as `Learner.loss` takes.
+          batches: gives the data, the same each time: the number of items of each element, by which
+            means are weighted, and the element, such as `Learner.loss` takes.
           interval_steps: train steps between two validations.
           stop_conditions: of these `patience` and `min_improvement`.
         """
@@ -67,7 +68,8 @@ class Validator(tf.train.experimental.PythonState):
     def validate_if_due(self) -> bool:
         """Validates if a multiple of the interval was passed since the newest validation. Returns whether it did.
 
-        To be called once when a checkpoint was restored: it was saved before the validation of the same train step.
+        To be called once when a checkpoint was restored: it was saved before the validation of the
+        same train step.
         """
         if self._learner is None:
             raise UserRuntimeError('got a Validator without a learner; need make_trigger among its triggers')

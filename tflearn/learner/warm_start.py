@@ -31,19 +31,21 @@ def load(
 
     Args:
       source: path prefix of a checkpoint, or a directory of checkpoints, whose newest is loaded.
-      objects: trackable objects by their names in the checkpoint, with all their variables. A value's name is its
-        shortest path, so these should be all objects that the checkpoint was made of.
-      prefixes: prefixes of the names to load ('agent/_q_network'); or a mapping from prefixes here to those in the
-        checkpoint ({'agent/_target_q_network': 'agent/_q_network'}). If they overlap, the longer one counts.
-      optimizers: load the values of optimizers, and of nothing else; otherwise those of everything else. Keras makes
-        the slots with the first train step or its trace.
+      objects: trackable objects by their names in the checkpoint, with all their variables. A
+        value's name is its shortest path, so these should be all objects that the checkpoint was
+        made of.
+      prefixes: prefixes of the names to load ('agent/_q_network'); or a mapping from prefixes here
+        to those in the checkpoint ({'agent/_target_q_network': 'agent/_q_network'}). If they
+        overlap, the longer one counts.
+      optimizers: load the values of optimizers, and of nothing else; otherwise those of everything
+        else. Keras makes the slots with the first train step or its trace.
 
     Returns:
       The names of the loaded values.
 
     Raises:
-      ValueError: if there is no readable checkpoint, or a value below the prefixes exists only on one side, or differs
-        in dtype or shape; names what differs. Then nothing is loaded.
+      ValueError: if there is no readable checkpoint, or a value below the prefixes exists only on
+        one side, or differs in dtype or shape; names what differs. Then nothing is loaded.
     """
     path = newest_checkpoint(source) if os.path.isdir(source) else os.fspath(source)
     pairs = prefixes if isinstance(prefixes, Mapping) else dict(zip(prefixes, prefixes, strict=True))
@@ -114,19 +116,20 @@ def _renamed(names: Collection[str], prefix: str, other: str) -> Iterator[tuple[
 def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) -> list[str]:
     """Loads the variables of a SavedModel policy, of this library's or of TF-Agents' `PolicySaver`.
 
-    Variables are matched by name, without the numbers that Keras appends within a process; several of one name in the
-    order of these numbers, with equal shapes and dtypes.
+    Variables are matched by name, without the numbers that Keras appends within a process; several
+    of one name in the order of these numbers, with equal shapes and dtypes.
 
     Args:
       path: the SavedModel's directory.
       variables: the variables to load, of an agent's policies, each once.
 
     Returns:
-      The names of those that the SavedModel does not have, which keep their values: a policy has no critic.
+      The names of those that the SavedModel does not have, which keep their values: a policy has no
+      critic.
 
     Raises:
-      ValueError: if it cannot be read, or has a variable without a counterpart here; names those. Then nothing is
-        loaded.
+      ValueError: if it cannot be read, or has a variable without a counterpart here; names those.
+        Then nothing is loaded.
     """
     try:
         with digests.checked(pathlib.Path(path)) as copy_of_it:

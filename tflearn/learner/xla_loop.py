@@ -23,11 +23,13 @@ _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
 class XlaLoop(tf.train.experimental.PythonState):
     """The plain program, and after a number of train steps the one in XLA, on the same batches.
 
-    The train step of a small network is mostly the overhead of a few hundred operations, which XLA removes if it
-    compiles the loop around them, not only the step. What XLA cannot do (reading memory that other threads write, and
-    queues) stays outside: a program of TensorFlow draws, gathers the batches of some train steps, and calls XLA's.
+    The train step of a small network is mostly the overhead of a few hundred operations, which XLA
+    removes if it compiles the loop around them, not only the step. What XLA cannot do (reading
+    memory that other threads write, and queues) stays outside: a program of TensorFlow draws,
+    gathers the batches of some train steps, and calls XLA's.
 
-    Its state in a checkpoint is the number of train steps that are still without XLA, which rounds other numbers.
+    Its state in a checkpoint is the number of train steps that are still without XLA, which rounds
+    other numbers.
 
     Attributes:
       has_compiled: whether XLA has compiled it.
@@ -50,7 +52,8 @@ class XlaLoop(tf.train.experimental.PythonState):
           take: see `SourceBatches.loop`.
           num_sums: the length of the vector of sums.
           compile_loop: compiles a loop (sums, number of steps) to a program.
-          after_steps: train steps without XLA before it compiles; those of short calls do not count.
+          after_steps: train steps without XLA before it compiles; those of short calls do not
+            count.
         """
         self._plain, self._batches, self._take, self._num_sums = plain, batches, take, num_sums
         self._compile_loop, self._steps_left, self._size = compile_loop, after_steps, batches.num_together
@@ -76,7 +79,8 @@ class XlaLoop(tf.train.experimental.PythonState):
     def _compile(self) -> None:
         start = time.perf_counter()
         self._trace()
-        # Not a direct call of the function: what XLA compiles for that is not used by other programs.
+        # Not a direct call of the function: what XLA compiles for that is not used by other
+        # programs.
         call = tf.function(lambda: self._steps(*self._zeros(), tf.constant(0, tf.int64)), autograph=False)
         try:
             call.get_concrete_function()()
@@ -159,9 +163,9 @@ class XlaLoop(tf.train.experimental.PythonState):
 def why_slower_in_xla(graph: tf.Graph) -> str | None:
     """Returns why XLA is not expected to take the train steps of a graph faster, on a CPU; None if it is.
 
-    XLA removes the overhead of operations, but its own matrix products and convolutions are slower than TensorFlow's
-    (`benchmarks/train_loops.py`). So it is for train steps with small matrix products alone. Random numbers with a seed
-    would be others in XLA.
+    XLA removes the overhead of operations, but its own matrix products and convolutions are slower
+    than TensorFlow's (`benchmarks/train_loops.py`). So it is for train steps with small matrix
+    products alone. Random numbers with a seed would be others in XLA.
     """
     nested = [node.op for function in graph.as_graph_def().library.function for node in function.node_def]
     operations = graph.get_operations()

@@ -25,7 +25,8 @@ with extras.needed_by('a gRPC server'):
 
 # Bytes of a request -> the response, a protobuf message.
 Method = Callable[[bytes], Awaitable[Any]]
-# An exception of a method -> gRPC's status code and the details; None for an error of the server itself.
+# An exception of a method -> gRPC's status code and the details; None for an error of the server
+# itself.
 StatusOf = Callable[[Exception], tuple[Any, str] | None]
 
 _HEALTH = '/grpc.health.v1.Health'
@@ -36,8 +37,9 @@ _FULL = 'RESOURCE_EXHAUSTED'
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
 
-# Limits for unknown clients: heads and streams of a connection, the bytes that it reads at once and those of a request
-# before it is read, and the age of a connection without requests. What is compressed could be unpacked to any size.
+# Limits for unknown clients: heads and streams of a connection, the bytes that it reads at once and
+# those of a request before it is read, and the age of a connection without requests. What is
+# compressed could be unpacked to any size.
 _LIMITS = (
     ('grpc.so_reuseport', 0),
     ('grpc.server_handshake_timeout_ms', 10_000),
@@ -52,7 +54,8 @@ _LIMITS = (
 )
 _MAX_WATCHES = 64
 
-# A client finds a restarted server within a second; gRPC's own delay grows with each attempt, up to two minutes.
+# A client finds a restarted server within a second; gRPC's own delay grows with each attempt, up to
+# two minutes.
 _OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
 
 
@@ -100,7 +103,8 @@ class Caller:
 
     Attributes:
       metadata: the request's metadata, by name in lower case.
-      certificate_names: the common name and the DNS names in the client's certificate, if it had to show one.
+      certificate_names: the common name and the DNS names in the client's certificate, if it had to
+        show one.
     """
 
     metadata: Mapping[str, str]
@@ -128,16 +132,21 @@ class GrpcServer:
 
         Args:
           methods: the methods by their full gRPC names, such as '/package.Service/Method'.
-          status_of: the status of an exception that a request causes. Others are logged, and answered as INTERNAL.
-          record: called after each request with the method's name, the status code's name and the seconds it took.
-          admit: admits each request, on the thread of the event loop. (Health checks need no admission.)
-          max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more
-            with RESOURCE_EXHAUSTED.
+          status_of: the status of an exception that a request causes. Others are logged, and
+            answered as INTERNAL.
+          record: called after each request with the method's name, the status code's name and the
+            seconds it took.
+          admit: admits each request, on the thread of the event loop. (Health checks need no
+            admission.)
+          max_concurrent_requests: requests accepted at the same time, waiting ones included; the
+            server rejects more with RESOURCE_EXHAUSTED.
 
         Raises:
-          ValueError: if it cannot listen at the address, a file of `options.tls` is invalid, or there is no token.
+          ValueError: if it cannot listen at the address, a file of `options.tls` is invalid, or
+            there is no token.
         """
-        # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
+        # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it
+        # rejected.
         self._slots, self._token = asyncio.Semaphore(max_concurrent_requests), options.read_token('token')
         self._status_of, self._record, self._admit = status_of, record, admit
         self._watches = 0
@@ -187,7 +196,8 @@ class GrpcServer:
         return asyncio.run_coroutine_threadsafe(answer, self._loop)
 
     def _answering(self, name: str, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        # Read here, not by gRPC: it would take all bytes of a request before its client was admitted.
+        # Read here, not by gRPC: it would take all bytes of a request before its client was
+        # admitted.
         async def answer(unread: Any, context: Any) -> bytes:
             async def respond() -> Any:
                 return (await method(await _read(context))).SerializeToString()

@@ -1,7 +1,7 @@
 """Connections of an HTTP server: what aiohttp lacks, a limit of their number and the deadline of a head.
 
-When all places are taken, a new connection gets that of the one which has been idle the longest; those that never sent
-a whole request go first. So idle connections and slow heads keep nobody out.
+When all places are taken, a new connection gets that of the one which has been idle the longest;
+those that never sent a whole request go first. So idle connections and slow heads keep nobody out.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
 """An HTTP server: aiohttp on an event loop in a thread of its own, with limits, a token and TLS.
 
-All HTTP ports of ours are such servers. aiohttp reads requests and sends answers. What it lacks stands here and in
-`http_connections`: a limit of connections, deadlines of heads and bodies, and certificates that are replaced.
+All HTTP ports of ours are such servers. aiohttp reads requests and sends answers. What it lacks
+stands here and in
+`http_connections`: a limit of connections, deadlines of heads and bodies, and certificates that are
+  replaced.
 """
 
 import asyncio
@@ -28,8 +30,8 @@ from tflearn.net.http_messages import HttpRefusal, Response, json_object, json_r
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import Renewed
 
-# Answers a request; it also gets the words of its path that stand at 'ID' in the route. A coroutine function is run on
-# the event loop and must not wait; any other one in a thread.
+# Answers a request; it also gets the words of its path that stand at 'ID' in the route. A coroutine
+# function is run on the event loop and must not wait; any other one in a thread.
 Route = Callable[..., Response | Awaitable[Response]]
 
 _BACKLOG = 1024
@@ -155,15 +157,16 @@ class HttpServer:
         """Takes the port.
 
         Args:
-          routes: what answers, by method and path, such as 'GET /v1/status'. 'ID' in a path is any word, 'NAME' also
-            one with dots and hyphens.
+          routes: what answers, by method and path, such as 'GET /v1/status'. 'ID' in a path is any
+            word, 'NAME' also one with dots and hyphens.
           name: the server's name, for its thread.
           settings: where a user gives port and token, for errors.
           shared: whether the port may be held for it by a socket of this user that does not listen.
           limits: the largest bodies of routes, if they are smaller than that of the options.
 
         Raises:
-          ValueError: if no port is free, the machine has no such name, a file of TLS is invalid, or there is no token.
+          ValueError: if no port is free, the machine has no such name, a file of TLS is invalid, or
+            there is no token.
         """
         self.options, self._token = options, options.read_token(settings[1])
         self._routes, self._limits, self._name = routes, limits, name

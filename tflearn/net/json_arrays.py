@@ -1,7 +1,7 @@
 """Arrays in JSON: nested lists of numbers, of true and false, or of strings.
 
-numpy's own conversion is not for what unknown clients send: of strings it makes an array in which each takes the room
-of the longest, so that a few kilobytes of JSON become gigabytes.
+numpy's own conversion is not for what unknown clients send: of strings it makes an array in which
+each takes the room of the longest, so that a few kilobytes of JSON become gigabytes.
 """
 
 import itertools

@@ -43,12 +43,14 @@ class ServerOptions:
 
     Attributes:
       host: the name or address to listen at; '0.0.0.0' is all networks.
-      port: the port to listen at, or several, of which the first free one is taken; 0 takes any free one.
-      max_connections: connections at the same time; of more, those that were not used for the longest time are ended.
+      port: the port to listen at, or several, of which the first free one is taken; 0 takes any
+        free one.
+      max_connections: connections at the same time; of more, those that were not used for the
+        longest time are ended.
       max_request_bytes: the size of the largest request.
       tls: the files for encryption; None listens without it.
-      token: where the token is that clients must show: a file's path, or 'env:NAME' for an environment variable. None
-        asks for none.
+      token: where the token is that clients must show: a file's path, or 'env:NAME' for an
+        environment variable. None asks for none.
     """
 
     host: str = 'localhost'
@@ -81,8 +83,8 @@ def log_shield(ports: Sequence[object], shield: str | None, why: str, setting: s
 
     Args:
       ports: their numbers, or words.
-      shield: what protects them from unknown clients, such as 'firewall'; None warns, unless no other machine can
-        reach them.
+      shield: what protects them from unknown clients, such as 'firewall'; None warns, unless no
+        other machine can reach them.
       why: what makes them dangerous.
       setting: the setting by which a user gives `shield`.
     """

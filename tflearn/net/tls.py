@@ -22,7 +22,8 @@ class TlsFiles:
     Attributes:
       certificate: the server's certificate, with its chain.
       key: the certificate's key.
-      client_ca: the certificates that sign those of clients; if given, clients need such a certificate (mutual TLS).
+      client_ca: the certificates that sign those of clients; if given, clients need such a
+        certificate (mutual TLS).
     """
 
     certificate: pathlib.Path | str
@@ -61,7 +62,8 @@ def _no_password() -> str:
 class Renewed(Generic[Settings]):
     """Settings that are made of files, and made again when one of them has changed. Thread-safe.
 
-    Files that cannot be used, as in the middle of a replacement, change nothing; that is logged once.
+    Files that cannot be used, as in the middle of a replacement, change nothing; that is logged
+    once.
     """
 
     def __init__(self, files: Sequence[str | os.PathLike[str]], make: Callable[[], Settings]):

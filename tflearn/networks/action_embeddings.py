@@ -18,21 +18,26 @@ from tflearn.networks.networks import NetworkOptions, QNetwork
 class ActionEmbeddings:
     """Values of thousands of actions from their vectors: what is learned of one action holds for those like it.
 
-    Dulac-Arnold et al. 2015, "Deep Reinforcement Learning in Large Discrete Action Spaces" (arXiv 1512.07679), has the
-    setting: each action has a vector. With a tower of layers for the observation s, one for an action's vector e_a, and
+    Dulac-Arnold et al. 2015, "Deep Reinforcement Learning in Large Discrete Action Spaces" (arXiv
+    1512.07679), has the
+    setting: each action has a vector. With a tower of layers for the observation s, one for an
+      action's vector e_a, and
     D numbers at the end of each,
 
       Q(s, a) = state(s)^T action(e_a) / sqrt(D) + bias(s)
 
-    as in recommenders of two towers. Differs from the paper, whose policy (Wolpertinger) makes a vector and values its
-    k nearest actions: here all actions are valued, since this is one product of matrices; what made candidates
-    beforehand can pass them as the actions, with their vectors in the observation.
+    as in recommenders of two towers. Differs from the paper, whose policy (Wolpertinger) makes a
+    vector and values its k nearest actions: here all actions are valued, since this is one product
+    of matrices; what made candidates beforehand can pass them as the actions, with their vectors in
+    the observation.
 
     Attributes:
-      table: floats [number of actions, E], constant, which becomes a part of checkpoints and exported policies; or the
-        path of the observation's part with such floats, which may differ in each step, such as 'items'.
+      table: floats [number of actions, E], constant, which becomes a part of checkpoints and
+        exported policies; or the path of the observation's part with such floats, which may differ
+        in each step, such as 'items'.
       units: D, the numbers in which both towers end.
-      fc_layer_params: units of fully connected layers, with relu, of the actions' tower before its end.
+      fc_layer_params: units of fully connected layers, with relu, of the actions' tower before its
+        end.
     """
 
     table: np.ndarray | str
@@ -61,7 +66,8 @@ class EmbeddedQNetwork(QNetwork):
           name: the network's name.
 
         Raises:
-          ValueError: if there is not one vector of floats for each action, or the observation has nothing else.
+          ValueError: if there is not one vector of floats for each action, or the observation has
+            nothing else.
         """
         table = embeddings.table
         path = table if isinstance(table, str) else None

@@ -1,9 +1,10 @@
 """Critics: N networks of the values of actions, computed together; each returns M numbers for an action.
 
-Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods" (arXiv 1802.09477): the least of
-two values is overestimated less; Chen et al. 2021, "Randomized Ensembled Double Q-Learning" (arXiv 2101.05982): many
-critics; Hiraoka et al. 2022, "Dropout Q-Functions for Doubly Efficient Reinforcement Learning" (arXiv 2110.02034,
-figure 3): dropout, then layer normalization, before each activation.
+Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods" (arXiv
+1802.09477): the least of two values is overestimated less; Chen et al. 2021, "Randomized Ensembled
+Double Q-Learning" (arXiv 2101.05982): many critics; Hiraoka et al. 2022, "Dropout Q-Functions for
+Doubly Efficient Reinforcement Learning" (arXiv 2110.02034, figure 3): dropout, then layer
+normalization, before each activation.
 
 Letters in shapes: R rows, N critics, M numbers of each.
 """
@@ -30,15 +31,16 @@ _LARGE = 16_384
 class BatchNorm:
     """Batch renormalization of what enters each layer (Ioffe 2017, "Batch Renormalization", arXiv 1702.03275).
 
-    While training, features x have the mean m and the deviation s of the batch of all replicas; mean M and deviation S
-    are moving averages, which normalize alone otherwise:
+    While training, features x have the mean m and the deviation s of the batch of all replicas;
+    mean M and deviation S are moving averages, which normalize alone otherwise:
 
       ((x - m) / s * r + d) * scale + shift,   r = s / S within [1 / max_ratio, max_ratio],
                                                d = (m - M) / S within [-max_shift, max_shift]
 
     Attributes:
       momentum: the weight of a moving average in its update.
-      warmup_steps: train steps until r and d count; before, it is batch normalization (r = 1, d = 0).
+      warmup_steps: train steps until r and d count; before, it is batch normalization (r = 1,
+        d = 0).
       max_ratio: the bound of r.
       max_shift: the bound of d.
     """
@@ -56,8 +58,8 @@ class CriticOptions:
     Attributes:
       num: N.
       num_outputs: M, of continuous actions; of a discrete one it is the number of choices.
-      dropout_rate: the share of features that are dropped while training, and in the targets, before each activation;
-        in [0, 1).
+      dropout_rate: the share of features that are dropped while training, and in the targets,
+        before each activation; in [0, 1).
       layer_norm: whether features are normalized before each activation.
       batch_norm: the normalization of what enters each layer; None has none.
       shared_encoder: whether what encodes observations has one set of weights for all critics.
@@ -160,7 +162,8 @@ class Critics(tf.Module):
     def of_actions(self, observation: types.NestedTensor, action: Any, training: bool = False) -> tf.Tensor:
         """Returns the values of one discrete action, or of a vector of floats that is clipped to its bounds, [R, N].
 
-        Floats are clipped before an environment gets them too, while a normal distribution may draw others.
+        Floats are clipped before an environment gets them too, while a normal distribution may draw
+        others.
         """
         if self.is_discrete:
             values = self(observation, training=training)
@@ -196,8 +199,9 @@ def _make_encoder(spec: types.NestedTensorSpec, network: NetworkOptions) -> tupl
 class _Layer(tf.Module):
     """One layer of all critics, whose inputs [R, inputs] and outputs [R, units] are lists of N.
 
-    The products are apart: one product of stacked matrices takes a fifth longer on a CPU. So are large variables of two
-    critics, which need no division then; of others, an optimizer takes less time for one stacked variable.
+    The products are apart: one product of stacked matrices takes a fifth longer on a CPU. So are
+    large variables of two critics, which need no division then; of others, an optimizer takes less
+    time for one stacked variable.
     """
 
     def __init__(
@@ -321,7 +325,8 @@ class Targets(tf.Module):
         """Moves the targets towards the trained networks if it is time; in replica context, after a train step."""
         parts = () if self._period == 1 else (tf.equal(train_step % self._period, 0),)
 
-        # Only in cross-replica context may variables be assigned what all replicas share, also in a branch.
+        # Only in cross-replica context may variables be assigned what all replicas share, also in a
+        # branch.
         def update(strategy: tf.distribute.Strategy, *due: tf.Tensor) -> None:
             if due:
                 first = strategy.experimental_local_results(due[0])[0]

@@ -3,14 +3,16 @@
   kind        which tensors                                    encoded as
   bytes       uint8 of rank 1 or more (images)                 numbers from 0 to 1; convolutions may follow
   categories  other integers with bounds, uint8 scalars        one-hot vectors; if there are more than ONE_HOT_SIZE
-                                                               categories in total, rows of a trained table
+                                                               categories in total, rows of a
+                                                               trained table
   numbers     floats, zeros and ones, integers without bounds  unchanged
 
-Bounds that are those of the dtype do not count as bounds. A category out of its bounds is encoded as zeros, but
-environments and exported policies reject it before.
+Bounds that are those of the dtype do not count as bounds. A category out of its bounds is encoded
+as zeros, but environments and exported policies reject it before.
 
-The leaves of a nested observation are encoded one by one and then concatenated to one vector (`NestEncoder`). There,
-images, bytes or floats [height, width, channels], also pass through convolutions.
+The leaves of a nested observation are encoded one by one and then concatenated to one vector
+(`NestEncoder`). There, images, bytes or floats [height, width, channels], also pass through
+convolutions.
 
 Any leaf can have a Keras layer of one's own instead, by its path (see `types.leaf_paths`).
 """
@@ -34,7 +36,8 @@ ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
 MAX_CATEGORIES = 100_000
 _CHECKED_ROWS = (2, 3)  # of one row a layer may take it all; two numbers, as one may be that of categories
-# (filters, kernel size, stride) for an image in a nest, with zeros around it, so that any size fits.
+# (filters, kernel size, stride) for an image in a nest, with zeros around it, so that any size
+# fits.
 CONVOLUTIONS = ((16, 3, 2), (32, 3, 2))
 
 ConvLayerParams = Sequence[tuple[int, int, int]]
@@ -160,7 +163,8 @@ def network_arguments(
 
     Args:
       observation_spec: the observation's spec.
-      conv_layer_params: convolutions of images; None has none for a single image, and `CONVOLUTIONS` in a nest.
+      conv_layer_params: convolutions of images; None has none for a single image, and
+        `CONVOLUTIONS` in a nest.
       layers: layers of one's own, by the path of the leaf.
 
     Raises:
@@ -195,7 +199,8 @@ class NestEncoder(tf.keras.layers.Layer):
             _copy(layers[path]) if layers and path in layers else self._encoder(leaf, conv_layer_params)
             for path, leaf in zip(leaf_paths(spec), specs, strict=True)
         ]
-        # Each operation costs about a microsecond, whatever it does: neighbours of a kind take one for all of them.
+        # Each operation costs about a microsecond, whatever it does: neighbours of a kind take one
+        # for all of them.
         kinds = [_kind(i, leaf, encoder) for i, (leaf, encoder) in enumerate(zip(specs, self._encoders, strict=True))]
         runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), lambda item: item[1])]
         self._runs = lambda: runs
@@ -252,7 +257,8 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
 
     Raises:
       TypeError: for a layer of Keras 3.
-      ValueError: for a path that no leaf has; or naming the leaf and the layer that does not take it.
+      ValueError: for a path that no leaf has; or naming the leaf and the layer that does not take
+        it.
     """
     leaves = dict(zip(leaf_paths(observation_spec), tf.nest.flatten(observation_spec), strict=True))
     for path, layer in layers.items():
@@ -292,7 +298,8 @@ def _copy(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
     return type(layer).from_config(layer.get_config())
 
 
-# (observation's spec, name) -> a network from observations to features: a Keras model or layer, or TF-Agents' network.
+# (observation's spec, name) -> a network from observations to features: a Keras model or layer, or
+# TF-Agents' network.
 MakeNetwork = Callable[[types.NestedTensorSpec, str], Any]
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()  # no two networks of an agent share weights
 
@@ -311,10 +318,12 @@ def own_network(
       spec: the observation's spec.
       name: the network's name.
       with_memory: whether the network may have a state.
-      num_choices: the number of an action's choices, if the network may also return their logits and a value.
+      num_choices: the number of an action's choices, if the network may also return their logits
+        and a value.
 
     Raises:
-      ValueError: if it does not take the observation, has a state, or does not return features, a vector of floats.
+      ValueError: if it does not take the observation, has a state, or does not return features, a
+        vector of floats.
     """
     made = make_network(spec, name)
     if made in _MADE:

@@ -14,13 +14,14 @@ from tflearn.networks.sets import PartsNetwork, described
 class MessagePassing(tf.keras.layers.Layer):
     """Nodes [B, N, F], their mask [B, N] and edges [B, E, 2] -> features of the nodes [B, N, units].
 
-    Gilmer et al. 2017, "Neural Message Passing for Quantum Chemistry" (arXiv 1704.01212, equations 1 and 2). In each
-    round a node gets the mean of its neighbours' messages, of a layer on the features of both, and a layer on its
-    features and that mean is added to its features. Messages pass an edge in both directions. The paper has sums, and
-    functions of edges' features, which are not here.
+    Gilmer et al. 2017, "Neural Message Passing for Quantum Chemistry" (arXiv 1704.01212, equations
+    1 and 2). In each round a node gets the mean of its neighbours' messages, of a layer on the
+    features of both, and a layer on its features and that mean is added to its features. Messages
+    pass an edge in both directions. The paper has sums, and functions of edges' features, which are
+    not here.
 
-    An edge counts if both of its nodes are there, and its mask, if there is one, is not 0. So unused rows of a list of
-    edges may hold -1, or any index of an absent node.
+    An edge counts if both of its nodes are there, and its mask, if there is one, is not 0. So
+    unused rows of a list of edges may hold -1, or any index of an absent node.
     """
 
     def __init__(self, units: int = 64, num_rounds: int = 2, **kwargs: Any):
@@ -93,7 +94,8 @@ def make_network(
       nodes: the path of the nodes, [N, F].
       mask: the path of the nodes' mask, integers or booleans [N]: 0 where there is no node.
       edges: the path of the edges, integers [E, 2]: the indices of the two nodes of each.
-      edge_mask: the path of the edges' mask, integers or booleans [E]; None counts each edge whose nodes are there.
+      edge_mask: the path of the edges' mask, integers or booleans [E]; None counts each edge whose
+        nodes are there.
       units: see `MessagePassing`.
       num_rounds: see `MessagePassing`.
       fc_layer_params: units of the fully connected layers after the mean.

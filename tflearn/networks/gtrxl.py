@@ -1,15 +1,17 @@
 """GTrXL: a gated transformer over the last steps of an episode, as a memory.
 
-Parisotto et al. 2019, "Stabilizing Transformers for Reinforcement Learning" (arXiv 1910.06764, section 3); attention by
-relative positions: Dai et al. 2019, "Transformer-XL" (arXiv 1901.02860, section 3.3). With the inputs x of a layer, of
-which the memory has the last M before step t, a layer is
+Parisotto et al. 2019, "Stabilizing Transformers for Reinforcement Learning" (arXiv 1910.06764,
+section 3); attention by relative positions: Dai et al. 2019, "Transformer-XL" (arXiv 1901.02860,
+section 3.3). With the inputs x of a layer, of which the memory has the last M before step t, a
+layer is
 
   y_t = gate(x_t, relu(attention(norm(x_t), over norm(x_t-M), ..., norm(x_t))))
   output_t = gate(y_t, relu(mlp(norm(y_t))))
   gate(x, y) = (1 - z) x + z tanh(W_g y + U_g (r x))   r = sigmoid(W_r y + U_r x), z = sigmoid(W_z y + U_z x - b)
 
-No gradient flows into the memory. A step of a training sequence attends to the M steps before it too, and to none of
-another episode, so a sequence has the outputs that acting had step by step. Computes in float32.
+No gradient flows into the memory. A step of a training sequence attends to the M steps before it
+too, and to none of another episode, so a sequence has the outputs that acting had step by step.
+Computes in float32.
 """
 
 import functools
@@ -36,8 +38,9 @@ class GTrXLOptions:
     """What a GTrXL has besides its layers' units.
 
     Attributes:
-      window_steps: M, the steps before the present one that each layer remembers [environment steps]. The state has
-        M numbers for each unit of each layer, and rows of the replay store it.
+      window_steps: M, the steps before the present one that each layer remembers [environment
+        steps]. The state has M numbers for each unit of each layer, and rows of the replay store
+        it.
       num_heads: the attention heads of a layer, of which the units are a multiple.
     """
 
@@ -60,8 +63,8 @@ class GTrXLOptions:
 class GTrXL(network.Network):
     """Vectors [B, F] or [B, T, F] -> features, float32 [..., units].
 
-    The state has `embeddings`, float32 [B, layers, M, units], and `steps`, int32 [B]: how many of them, the last ones,
-    are of the present episode; the others are 0.
+    The state has `embeddings`, float32 [B, layers, M, units], and `steps`, int32 [B]: how many of
+    them, the last ones, are of the present episode; the others are 0.
     """
 
     def __init__(self, spec: types.TensorSpec, units: Sequence[int], options: GTrXLOptions, name: str = 'GTrXL'):
@@ -87,7 +90,8 @@ class GTrXL(network.Network):
         outputs = self._first(tf.cast(inputs, tf.float32))
         state = network_state or tensor_spec.zero_spec_nest(self.state_spec, outer_dims=[tf.shape(inputs)[0]])
         window, length = self._window, inputs.shape[1] or tf.shape(inputs)[1]
-        # The episodes of the sequences are counted; that of the memory is 0, and what is empty there has -1.
+        # The episodes of the sequences are counted; that of the memory is 0, and what is empty
+        # there has -1.
         episodes = tf.cumsum(tf.cast(tf.equal(step_type, ts.StepType.FIRST), tf.int32), axis=1)
         of_memory = -tf.cast(tf.range(window) < window - state['steps'][:, tf.newaxis], tf.int32)
         of_keys = tf.concat([of_memory, episodes], axis=1)

@@ -26,8 +26,8 @@ MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
 def sample(distributions: Any, draws: Draws, sample_shape: Sequence[int] = ()) -> Any:
     """Returns samples [*sample_shape, ...] of each distribution of a nest, by random numbers that XLA draws too.
 
-    So it is for normal distributions with independent dimensions, also those of `tanh_normal`. Others draw by
-    themselves, other numbers in XLA than without.
+    So it is for normal distributions with independent dimensions, also those of `tanh_normal`.
+    Others draw by themselves, other numbers in XLA than without.
     """
     return tf.nest.map_structure(lambda distribution: _sample(distribution, draws, sample_shape), distributions)
 
@@ -136,7 +136,8 @@ class _MultiCategorical(_Categorical):
         )
         super().__init__(largest, name=name)
         choices = np.arange(sizes.max()) < sizes[..., np.newaxis]  # bool [*shape, largest]
-        # The place of each choice in a mask, which has the possible ones only; the impossible ones follow it.
+        # The place of each choice in a mask, which has the possible ones only; the impossible ones
+        # follow it.
         self._num_choices = int(sizes.sum())
         self._places = np.where(choices, np.cumsum(choices).reshape(choices.shape) - 1, self._num_choices)
 
@@ -190,8 +191,8 @@ def projections(
     Args:
       action_spec: the action's spec.
       masked: whether the network, for integers, takes a mask of legal actions.
-      noise: the noise of floats, for their distribution; or the initial deviation of a normal one, which does not
-        depend on features.
+      noise: the noise of floats, for their distribution; or the initial deviation of a normal one,
+        which does not depend on features.
     """
 
     def projection(spec: types.BoundedTensorSpec) -> network.Network:

@@ -25,17 +25,21 @@ def make_network(
       spec: the observation's spec.
       name: the network's name.
       fc_layer_params: units of the fully connected layers.
-      activation: Keras' name of their activation function, such as 'relu', 'tanh', 'gelu', 'swish' or 'elu'.
-      layer_norm: whether to normalize what each layer computes, before its activation (Ba et al. 2016, "Layer
-        Normalization", arXiv 1607.06450).
-      dropout: the share of each layer's outputs that are dropped in training (Srivastava et al. 2014, "Dropout: A
-        Simple Way to Prevent Neural Networks from Overfitting", JMLR 15), in [0, 1). Policies that act drop none.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
-        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
+      activation: Keras' name of their activation function, such as 'relu', 'tanh', 'gelu', 'swish'
+        or 'elu'.
+      layer_norm: whether to normalize what each layer computes, before its activation (Ba et al.
+        2016, "Layer Normalization", arXiv 1607.06450).
+      dropout: the share of each layer's outputs that are dropped in training (Srivastava et al.
+        2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 15), in [0,
+        1). Policies that act drop none.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width,
+        channels]; None has none for a single image, and `encoder.CONVOLUTIONS` for images in a
+        nest.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path.
 
     Raises:
-      ValueError: for an activation that Keras does not have, another share, no layer, or a path that no leaf has.
+      ValueError: for an activation that Keras does not have, another share, no layer, or a path
+        that no leaf has.
     """
     try:
         tf.keras.activations.get(activation)

@@ -1,7 +1,8 @@
 """The agents' networks: TF-Agents' networks in the precision of Keras' global policy.
 
-Encoders compute in that precision (TF-Agents' default is float32). The last layer of each network, hence values and
-distributions, and all variables are float32. Under the float32 policy these are TF-Agents' networks.
+Encoders compute in that precision (TF-Agents' default is float32). The last layer of each network,
+hence values and distributions, and all variables are float32. Under the float32 policy these are
+TF-Agents' networks.
 """
 
 import dataclasses
@@ -31,23 +32,28 @@ class NetworkOptions:
 
     Attributes:
       fc_layer_params: units of the fully connected layers; None has the algorithm's.
-      critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation of observation and
-        continuous action; or of the value's own, in an algorithm without critics. None has those of
-        `fc_layer_params`, or the algorithm's.
+      critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation
+        of observation and continuous action; or of the value's own, in an algorithm without
+        critics. None has those of `fc_layer_params`, or the algorithm's.
       activation: the activation function of these layers; None is the algorithm's.
-      lstm_size: units of the layers of `memory` after them; None is a network without memory. With memory, set
-        `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
+      lstm_size: units of the layers of `memory` after them; None is a network without memory. With
+        memory, set `Slicing.store_policy_state`; otherwise each sequence starts with a state of
+        zeros.
       shared: whether policy and value share these layers; otherwise the value has its own.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
-        has none for a single image, and those of `encoder.CONVOLUTIONS` for images in a nest.
-      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all these layers, or, if it
-        has no state, of those before the memory; see `encoder.own_network`. It is called for each network, once
-        for policy and value if `shared`. If `shared`, it may also return a pair, for a Discrete or MultiDiscrete
-        action: the logits of all choices [B, n], the first integer's first, and the value [B]; no layers follow it
-        then. None makes the layers above.
-      memory: the kind of the layers of memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014, arXiv
-        1406.1078), or GTrXL, attention to the last steps (Parisotto et al. 2019, arXiv 1910.06764).
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width,
+        channels]; None has none for a single image, and those of `encoder.CONVOLUTIONS` for images
+        in a nest.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such
+        as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all
+        these layers, or, if it has no state, of those before the memory; see `encoder.own_network`.
+        It is called for each network, once for policy and value if `shared`. If `shared`, it may
+        also return a pair, for a Discrete or MultiDiscrete action: the logits of all choices [B,
+        n], the first integer's first, and the value [B]; no layers follow it then. None makes the
+        layers above.
+      memory: the kind of the layers of memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et
+        al. 2014, arXiv 1406.1078), or GTrXL, attention to the last steps (Parisotto et al. 2019,
+        arXiv 1910.06764).
       gtrxl: window and heads of a GTrXL.
     """
 
@@ -78,7 +84,8 @@ class NetworkOptions:
           **defaults: what takes the place of None.
 
         Raises:
-          ValueError: for an observation that the algorithm cannot learn from, or a field without a use.
+          ValueError: for an observation that the algorithm cannot learn from, or a field without a
+            use.
         """
         spec_checks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
         for name in unused:
@@ -193,7 +200,8 @@ class QNetwork(q_network.QNetwork):
           input_tensor_spec: the observation's spec; `encoder` encodes observations.
           action_spec: the spec of one discrete action.
           options: the layers before the last ones.
-          dueling: whether the last layers compute the observation's value and the actions' advantages.
+          dueling: whether the last layers compute the observation's value and the actions'
+            advantages.
           noise: makes the fully connected layers and the last one noisy, in float32; None does not.
           name: the network's name.
         """
@@ -224,7 +232,8 @@ class QNetwork(q_network.QNetwork):
 class Dueling(tf.keras.layers.Layer):
     """Features -> value + advantage - mean advantage of each action, float32.
 
-    Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning" (arXiv 1511.06581, equation 9).
+    Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning" (arXiv
+    1511.06581, equation 9).
     """
 
     def __init__(self, advantages: tf.keras.layers.Layer, value: tf.keras.layers.Layer | None = None):
@@ -291,7 +300,8 @@ class DistributionalQNetwork(QNetwork):
           options: the layers before the last ones.
           num_outputs: N, the numbers that are an action's distribution.
           means: returns float32 [..., num_actions] of float32 [..., num_actions, N].
-          dueling: whether the last layers compute the observation's distribution and the actions' differences from it.
+          dueling: whether the last layers compute the observation's distribution and the actions'
+            differences from it.
           noise: see `QNetwork`.
           name: the network's name.
         """
@@ -342,8 +352,9 @@ class _Outputs(tf.keras.layers.Layer):
 class DeterministicActor(network.Network):
     """Observation -> action, a nest of floats within their bounds, of the specs' dtypes, [B, ...].
 
-    The last layer's weights are uniform in +-0.003 before training, as in Lillicrap et al. 2016, "Continuous control
-    with deep reinforcement learning" (arXiv 1509.02971, section 7), so that tanh does not start where it is flat.
+    The last layer's weights are uniform in +-0.003 before training, as in Lillicrap et al. 2016,
+    "Continuous control with deep reinforcement learning" (arXiv 1509.02971, section 7), so that
+    tanh does not start where it is flat.
     """
 
     def __init__(
@@ -379,7 +390,8 @@ class DeterministicActor(network.Network):
         features, _ = self._encoder(observation, step_type=step_type, training=training)
         actions = []
         for layer, spec in zip(self._last_layers, tf.nest.flatten(self._action_spec), strict=True):
-            # tanh is 1 at 20. oneDNN would fuse it with the layer, but not in all programs, and round differently.
+            # tanh is 1 at 20. oneDNN would fuse it with the layer, but not in all programs, and
+            # round differently.
             sums = tf.clip_by_value(layer(features), -20.0, 20.0)
             shares = tf.tanh(tf.reshape(sums, tf.concat([tf.shape(sums)[:-1], spec.shape], axis=0)))
             middle, half = (spec.maximum + spec.minimum) / 2, (spec.maximum - spec.minimum) / 2

@@ -1,10 +1,11 @@
 """Noisy layers, whose weights have learned random deviations: exploration that a network learns by itself.
 
-Fortunato et al. 2018, "Noisy Networks for Exploration" (arXiv 1706.10295): y = (mu + sigma * noise) x, with factorised
-Gaussian noise (section 3, b). Differs from the paper: each row of a batch has noise of its own, not the batch one; and
-a policy's noise stays the same for an episode, as in Plappert et al. 2018, "Parameter Space Noise for Exploration"
-(arXiv 1706.01905). Noise that is drawn in each step averages out within a few: on CartPole the policy that collects
-then acts like the greedy one, and stays where that is.
+Fortunato et al. 2018, "Noisy Networks for Exploration" (arXiv 1706.10295): y = (mu + sigma * noise)
+x, with factorised Gaussian noise (section 3, b). Differs from the paper: each row of a batch has
+noise of its own, not the batch one; and a policy's noise stays the same for an episode, as in
+Plappert et al. 2018, "Parameter Space Noise for Exploration" (arXiv 1706.01905). Noise that is
+drawn in each step averages out within a few: on CartPole the policy that collects then acts like
+the greedy one, and stays where that is.
 """
 
 import contextlib

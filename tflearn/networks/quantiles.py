@@ -1,9 +1,11 @@
 """Quantile features of numbers with heavy tails: counts, sizes, times. For `preprocessing_layers`.
 
-A number becomes its share q of the boundaries that are not above it, with sqrt(q) and q * q: what LLVM's inliner
-learns from (Trofin et al. 2021, arXiv 2101.04808). Boundaries that are quantiles of the data make q uniform.
+A number becomes its share q of the boundaries that are not above it, with sqrt(q) and q * q: what
+LLVM's inliner learns from (Trofin et al. 2021, arXiv 2101.04808). Boundaries that are quantiles of
+the data make q uniform.
 
-Boundaries are in files, one number a line, `<directory>/<path of the leaf>.buckets`, or computed from an environment.
+Boundaries are in files, one number a line, `<directory>/<path of the leaf>.buckets`, or computed
+from an environment.
 """
 
 import pathlib

@@ -1,8 +1,9 @@
 """Networks with memory, whose state is stored with the data, and is reset where an episode starts.
 
-Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2, ICLR), section 3:
-sequences that start in the middle of an episode start with the stored state; an older network made it, so the first
-steps of a sequence may serve only to let the state recover (burn-in).
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2,
+ICLR), section 3: sequences that start in the middle of an episode start with the stored state; an
+older network made it, so the first steps of a sequence may serve only to let the state recover
+(burn-in).
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ class RecurrentQNetwork(network.Network):
           observation_spec: the observation's spec, without a mask.
           action_spec: the spec of one discrete action, counted from 0.
           features: observations -> features, with a state; see `NetworkOptions.make_encoder`.
-          dueling: whether the last layer computes the observation's value and the actions' advantages.
+          dueling: whether the last layer computes the observation's value and the actions'
+            advantages.
           name: the network's name.
         """
         super().__init__(input_tensor_spec=observation_spec, state_spec=features.state_spec, name=name)

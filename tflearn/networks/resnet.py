@@ -9,8 +9,9 @@ import tensorflow as tf
 class ResNet(tf.keras.layers.Layer):
     """Image [B, height, width, channels] -> features [B, units], by convolutions with residual connections.
 
-    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures"
-    (arXiv 1802.01561, figure 3, the large network without its memory). Bytes are scaled to numbers from 0 to 1.
+    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+    Actor-Learner Architectures" (arXiv 1802.01561, figure 3, the large network without its memory).
+    Bytes are scaled to numbers from 0 to 1.
     """
 
     def __init__(self, filters: Sequence[int] = (16, 32, 32), units: int = 256, **kwargs: Any):

@@ -14,9 +14,9 @@ from tflearn.networks.encoder import NestEncoder
 class SetAttention(tf.keras.layers.Layer):
     """Nodes [B, N, F] and a mask [B, N], 0 where there is none -> features [B, units], whatever the nodes' order.
 
-    Blocks of a Transformer encoder without positions (Vaswani et al. 2017, "Attention Is All You Need", arXiv
-    1706.03762), with layer normalization before each part (Xiong et al. 2020, arXiv 2002.04745), and the mean over the
-    nodes that are there.
+    Blocks of a Transformer encoder without positions (Vaswani et al. 2017, "Attention Is All You
+    Need", arXiv 1706.03762), with layer normalization before each part (Xiong et al. 2020, arXiv
+    2002.04745), and the mean over the nodes that are there.
     """
 
     def __init__(self, units: int = 64, num_heads: int = 4, num_blocks: int = 2, **kwargs: Any):
@@ -73,8 +73,8 @@ class PartsNetwork(tf.keras.Model):
     ):
         """
         Args:
-          name_and_layer: the name in checkpoints, and the parts [B, ...] -> features [B, F], or [B, N, F] of nodes,
-            whose mean is taken, of those in the mask, the second part.
+          name_and_layer: the name in checkpoints, and the parts [B, ...] -> features [B, F], or [B,
+            N, F] of nodes, whose mean is taken, of those in the mask, the second part.
           spec: the observation's spec.
           chosen: the paths of the parts.
           fc_layer_params: units of the last layers.
@@ -131,7 +131,8 @@ def make_network(
       fc_layer_params: units of the fully connected layers after them.
 
     Raises:
-      ValueError: for a path that the observation does not have, or nodes or a mask of another shape.
+      ValueError: for a path that the observation does not have, or nodes or a mask of another
+        shape.
     """
     leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
     node, present = leaves.get(nodes), leaves.get(mask)

@@ -1,6 +1,7 @@
 """Which observations and actions an algorithm can learn from: errors before any network is made.
 
-The checks of actions take their spec and the algorithm's name, for the message, and raise a ValueError.
+The checks of actions take their spec and the algorithm's name, for the message, and raise a
+ValueError.
 """
 
 from typing import Any
@@ -29,7 +30,8 @@ def check_observation(
       preprocessing_layers: layers of one's own for leaves of the observation, by path.
 
     Raises:
-      ValueError: for an observation that the algorithm cannot learn from, or a path that no leaf has.
+      ValueError: for an observation that the algorithm cannot learn from, or a path that no leaf
+        has.
     """
     leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
     if not leaves:

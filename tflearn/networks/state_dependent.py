@@ -1,12 +1,14 @@
 """Generalized state-dependent exploration (gSDE): noise by weights that stay the same for some steps.
 
-Raffin et al. 2021, "Smooth Exploration for Robotic Reinforcement Learning" (CoRL, arXiv 2005.05719), section 3. With
-the features z of the policy's last layer, and learned deviations sigma of noise weights W:
+Raffin et al. 2021, "Smooth Exploration for Robotic Reinforcement Learning" (CoRL, arXiv
+2005.05719), section 3. With the features z of the policy's last layer, and learned deviations sigma
+of noise weights W:
 
   action = mean + z W             W_fa = sigma_fa e_fa, e ~ N(0, 1), drawn again after some steps
   action ~ N(mean, z^2 sigma^2)   the distribution in the losses, as if each step had noise of its own
 
-As in Stable-Baselines3, the gradient of a distribution that is not squashed does not pass from its variance to z.
+As in Stable-Baselines3, the gradient of a distribution that is not squashed does not pass from its
+variance to z.
 """
 
 import math
@@ -34,10 +36,11 @@ class StateDependentNoise:
     """How a policy explores by noise that depends on the observation.
 
     Attributes:
-      interval_steps: environment steps after which the noise's weights are drawn again, as they are in each episode;
-        None keeps them for an episode.
-      initial_deviation: the initial deviation of an action in [-1, 1], or before it is squashed, where the root mean
-        square of the features is 1. (A weight's is this over the root of their number.)
+      interval_steps: environment steps after which the noise's weights are drawn again, as they are
+        in each episode; None keeps them for an episode.
+      initial_deviation: the initial deviation of an action in [-1, 1], or before it is squashed,
+        where the root mean square of the features is 1. (A weight's is this over the root of their
+        number.)
     """
 
     interval_steps: PositiveInt | None = 4

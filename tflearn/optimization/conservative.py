@@ -1,7 +1,8 @@
 """The regularizer of conservative Q-learning (CQL), for discrete and continuous actions.
 
-Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning" (arXiv 2006.04779): CQL(H), equation 4;
-the estimate for continuous actions and the adapted weight are of appendix F and equation 30.
+Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning" (arXiv 2006.04779):
+CQL(H), equation 4; the estimate for continuous actions and the adapted weight are of appendix F and
+equation 30.
 
   gap = log integral of exp(Q(s, a)) da - Q(s, a of the data)
 """
@@ -19,10 +20,10 @@ class Conservative:
     """The regularizer for continuous actions.
 
     Attributes:
-      weight: the weight of the values of actions that the data do not have; the paper's is 5 for most robots. 0 has
-        none.
-      target_gap: the gap to which the weight is adapted, the paper's tau, which has 5 and 10; it begins at `weight`.
-        None keeps the weight.
+      weight: the weight of the values of actions that the data do not have; the paper's is 5 for
+        most robots. 0 has none.
+      target_gap: the gap to which the weight is adapted, the paper's tau, which has 5 and 10; it
+        begins at `weight`. None keeps the weight.
       num_actions: the number N of uniform actions, and of those of the policy, for each item.
     """
 
@@ -44,8 +45,9 @@ def gap(values: tf.Tensor, own: tf.Tensor, log_densities: tf.Tensor | None = Non
     Args:
       values: float32 [B, K], the values of all K choices, or of K actions that were drawn.
       own: float32 [B], the values of the data's actions.
-      log_densities: float32 [B, K], the logs of the densities that the actions were drawn from: the integral over
-        actions is then the mean of exp(value) / density. None: they are all choices, and it is the sum.
+      log_densities: float32 [B, K], the logs of the densities that the actions were drawn from: the
+        integral over actions is then the mean of exp(value) / density. None: they are all choices,
+        and it is the sum.
     """
     if log_densities is None:
         return tf.reduce_logsumexp(values, axis=-1) - own

@@ -1,8 +1,9 @@
 """Distributions of returns instead of their means, for DQN's values.
 
-Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning" (arXiv 1707.06887): C51, `Categorical`;
-Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regression" (arXiv 1710.10044): QR-DQN,
-`Quantiles`. A network's N numbers for each action are the distribution of its return; the action's value is their mean.
+Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning" (arXiv 1707.06887):
+C51, `Categorical`; Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile
+Regression" (arXiv 1710.10044): QR-DQN, `Quantiles`. A network's N numbers for each action are the
+distribution of its return; the action's value is their mean.
 """
 
 import math
@@ -37,7 +38,8 @@ class Quantiles:
 
         Args:
           outputs: float32 [B, N], of the items' actions.
-          next_outputs: float32 [B, N], of the next observations' best actions, by the target network.
+          next_outputs: float32 [B, N], of the next observations' best actions, by the target
+            network.
           rewards: float32 [B].
           discounts: float32 [B], of the next observations' returns.
         """

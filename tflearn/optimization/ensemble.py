@@ -1,7 +1,8 @@
 """Targets and losses of an ensemble of critics: truncated quantiles (TQC), or the minimum of some (REDQ, DroQ).
 
-Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional Quantile
-Critics" (arXiv 2005.04269); Chen et al. 2021, "Randomized Ensembled Double Q-Learning" (arXiv 2101.05982).
+Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous
+Distributional Quantile Critics" (arXiv 2005.04269); Chen et al. 2021, "Randomized Ensembled Double
+Q-Learning" (arXiv 2101.05982).
 
 Letters in shapes: B items of a batch, N critics, M numbers of each for an action.
 """
@@ -20,7 +21,8 @@ class Truncated:
 
     Attributes:
       num_quantiles: M.
-      num_dropped: the paper's d, how many are left out for each critic; the more, the lower are the values.
+      num_dropped: the paper's d, how many are left out for each critic; the more, the lower are the
+        values.
     """
 
     num_quantiles: PositiveInt = 25
@@ -63,7 +65,8 @@ class Least:
 
     Attributes:
       num_critics: how many are drawn, the paper's M; all of them if there are no more.
-      for_actor: whether an actor maximizes the least value of all critics, as SAC's, instead of their mean.
+      for_actor: whether an actor maximizes the least value of all critics, as SAC's, instead of
+        their mean.
     """
 
     num_critics: PositiveInt = 2

@@ -1,8 +1,9 @@
 """Losses of algorithms that learn from recorded data: pure functions.
 
-Expectile regression and advantage weights: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit
-Q-Learning" (arXiv 2110.06169), equations 5 and 7. Weights that sum to 1 over a batch: Nair et al. 2020, "AWAC:
-Accelerating Online Reinforcement Learning with Offline Datasets" (arXiv 2006.09359), equation 13 and appendix.
+Expectile regression and advantage weights: Kostrikov et al. 2021, "Offline Reinforcement Learning
+with Implicit Q-Learning" (arXiv 2110.06169), equations 5 and 7. Weights that sum to 1 over a batch:
+Nair et al. 2020, "AWAC: Accelerating Online Reinforcement Learning with Offline Datasets" (arXiv
+2006.09359), equation 13 and appendix.
 """
 
 import tensorflow as tf
@@ -56,7 +57,8 @@ def legal_counts(log_probs: tf.Tensor, masked: bool) -> tf.Tensor:
 
     Args:
       log_probs: float32 [...], of recorded actions; of those that the mask forbids nearly -1e9.
-      masked: whether there is a mask. Without one, an action far from a narrow normal distribution may be as unlikely.
+      masked: whether there is a mask. Without one, an action far from a narrow normal distribution
+        may be as unlikely.
     """
     return tf.cast(log_probs > _ILLEGAL, tf.float32) if masked else tf.ones_like(log_probs)
 

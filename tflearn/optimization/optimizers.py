@@ -1,7 +1,7 @@
 """The optimizers of all agents: Keras optimizers that clip the gradients of the global batch.
 
-TF-Agents clips the gradients of each replica and variable before they are summed, so the effect of a bound depends on
-the number of replicas. Here they are summed first, and the agents do not clip.
+TF-Agents clips the gradients of each replica and variable before they are summed, so the effect of
+a bound depends on the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ class Optimizer(tf.Module):
 
     Attributes:
       keras: the Keras optimizer, whose slots and iterations are in the checkpoint.
-      num_skipped: int64, the number of steps whose gradients were not finite and were skipped; None if such steps are
-        applied.
+      num_skipped: int64, the number of steps whose gradients were not finite and were skipped; None
+        if such steps are applied.
     """
 
     def __init__(
@@ -86,13 +86,14 @@ class Optimizer(tf.Module):
         """Takes one step, in replica context.
 
         Args:
-          grads_and_vars: this replica's gradients, of its share of the global batch's mean loss, and their variables.
-          loss: that share, a scalar. With `skip_nonfinite` a step is also skipped if the loss is not finite while its
-            gradients are (as for a Huber loss).
-          due: bool scalar, the same on all replicas: whether to take this step at all. One that is not due changes
-            nothing, and is not counted. None takes it.
-          half: the part of the gradients that is of the first half of this replica's items, for the gradient noise
-            scale of one replica; None has no such estimate.
+          grads_and_vars: this replica's gradients, of its share of the global batch's mean loss,
+            and their variables.
+          loss: that share, a scalar. With `skip_nonfinite` a step is also skipped if the loss is
+            not finite while its gradients are (as for a Huber loss).
+          due: bool scalar, the same on all replicas: whether to take this step at all. One that is
+            not due changes nothing, and is not counted. None takes it.
+          half: the part of the gradients that is of the first half of this replica's items, for the
+            gradient noise scale of one replica; None has no such estimate.
 
         Returns:
           Whether the step was taken, the same on all replicas; None if steps are always taken.
@@ -148,8 +149,9 @@ class Optimizer(tf.Module):
     def _make_slots(self, variables: Sequence[tf.Variable]) -> None:
         """Makes the Keras optimizer's slots of the variables that have gradients, unless it has them.
 
-        TensorFlow traces a function a second time if it has made variables, and a branch must not make any. Which
-        function is being traced is known to its own thread only, so the slots are made on another one.
+        TensorFlow traces a function a second time if it has made variables, and a branch must not
+        make any. Which function is being traced is known to its own thread only, so the slots are
+        made on another one.
         """
         if self._has_slots:
             return
@@ -176,8 +178,8 @@ class Optimizer(tf.Module):
             # The learning rate's schedule depends on train steps.
             self.keras.iterations.assign_add(tf.cast(due, tf.int64))
 
-        # A branch in replica context cannot update variables, but one in cross-replica context can. The variables are
-        # not passed as arguments, which would be each replica's own.
+        # A branch in replica context cannot update variables, but one in cross-replica context can.
+        # The variables are not passed as arguments, which would be each replica's own.
         def update(
             strategy: tf.distribute.Strategy, taken: tf.Tensor, due: tf.Tensor, gradients: Sequence[tf.Tensor]
         ) -> None:
@@ -210,9 +212,9 @@ class Optimizer(tf.Module):
 class LossScale(tf.Module):
     """The factor of the losses of all parts of an agent whose layers compute in float16, where small gradients are 0.
 
-    Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740), section 3.2. Halved by each step whose
-    gradients are not finite, which is skipped; doubled after 2,000 others of all parts, as Keras'
-    `LossScaleOptimizer` does.
+    Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740), section 3.2. Halved by
+    each step whose gradients are not finite, which is skipped; doubled after 2,000 others of all
+    parts, as Keras' `LossScaleOptimizer` does.
     """
 
     def __init__(self) -> None:
@@ -235,15 +237,18 @@ class OptimizerOptions:
     """The optimizers of an agent, one for each of its parts.
 
     Attributes:
-      learning_rate: a number, or a schedule of the train step, for all parts; or those of some parts by name, such as
-        {'actor': 1e-4}, while the others have the algorithm's. None has the algorithm's.
-      gradient_clipping: the bound of the global batch's gradients of each part, see `clip_by`; None does not clip,
-        'default' is the algorithm's bound.
-      kind: 'adam' (Kingma and Ba 2014, arXiv 1412.6980), 'rmsprop', or a class of Keras' optimizers.
-      clip_by: the quantity with the bound: 'global_norm', the norm of all gradients; 'variable_norm', the norm of each
-        variable's gradient; 'value', each element.
-      skip_nonfinite: whether a step whose gradients or their norm are not finite is skipped and counted: it changes
-        neither variables nor slots. Otherwise it is applied, unless layers compute in float16. Not for TPUs.
+      learning_rate: a number, or a schedule of the train step, for all parts; or those of some
+        parts by name, such as {'actor': 1e-4}, while the others have the algorithm's. None has the
+        algorithm's.
+      gradient_clipping: the bound of the global batch's gradients of each part, see `clip_by`; None
+        does not clip, 'default' is the algorithm's bound.
+      kind: 'adam' (Kingma and Ba 2014, arXiv 1412.6980), 'rmsprop', or a class of Keras'
+        optimizers.
+      clip_by: the quantity with the bound: 'global_norm', the norm of all gradients;
+        'variable_norm', the norm of each variable's gradient; 'value', each element.
+      skip_nonfinite: whether a step whose gradients or their norm are not finite is skipped and
+        counted: it changes neither variables nor slots. Otherwise it is applied, unless layers
+        compute in float16. Not for TPUs.
       arguments: further arguments of the Keras optimizer (`epsilon`, `beta_1`; `rho`, `momentum`).
     """
 
@@ -275,8 +280,9 @@ class OptimizerOptions:
         Args:
           train_step: int64 scalar, the step of schedules and summaries.
           per_replica_batch_size: items in a replica's batch, the unit of the gradient noise scale.
-          rates: the algorithm's learning rate of each part; a part with None has no optimizer unless `learning_rate`
-            names it. The names are in the summaries' tags, `gradients/<name>/...`.
+          rates: the algorithm's learning rate of each part; a part with None has no optimizer
+            unless `learning_rate` names it. The names are in the summaries' tags,
+            `gradients/<name>/...`.
           gradient_clipping: the algorithm's bound.
           unclipped: the parts that are never clipped.
 
@@ -303,8 +309,9 @@ class OptimizerOptions:
         }
 
     def _keras(self, train_step: tf.Variable, rate: Rate, name: str) -> tf.keras.optimizers.Optimizer:
-        # Of the train step, not of the optimizer's own count, which leaves out steps that are not due. A schedule even
-        # for a number: Keras would save a number in the checkpoint, and its restore would undo a change.
+        # Of the train step, not of the optimizer's own count, which leaves out steps that are not
+        # due. A schedule even for a number: Keras would save a number in the checkpoint, and its
+        # restore would undo a change.
         schedule = (lambda _: rate(train_step)) if callable(rate) else schedules.constant(rate)
         make = self.kind if callable(self.kind) else _KINDS[self.kind]
         return make(schedules.LearningRate(schedule), name=name, **(self.arguments or {}))
@@ -328,8 +335,8 @@ def summarize(
 ) -> None:
     """Writes norms and histograms under `gradients/<name>/`.
 
-    Of each vector also the share of elements whose gradient is 0: for the bias of a layer with ReLU, these are the
-    units that no example of the batch makes active.
+    Of each vector also the share of elements whose gradient is 0: for the bias of a layer with
+    ReLU, these are the units that no example of the batch makes active.
 
     Args:
       name: the optimizer's name.
@@ -357,12 +364,14 @@ def summarize(
 class GradientNoise(tf.Module):
     """Estimates the gradient noise scale, the batch size [items] above which larger batches have diminishing returns.
 
-    A replica's gradient is that of a small batch, their sum that of a big one; with one replica half of its batch is
-    the small one. The two moving averages are over the steps whose summaries are recorded.
+    A replica's gradient is that of a small batch, their sum that of a big one; with one replica
+    half of its batch is the small one. The two moving averages are over the steps whose summaries
+    are recorded.
 
     Attributes:
       averages: float32 [2], moving averages of |G|^2, the true gradient's squared norm, and of tr(Sigma), the sum of
-        the variances of one item's gradient. Both start at 0, a bias that their ratio does not have.
+        the variances of one item's gradient. Both start at 0, a bias that their ratio does not
+        have.
     """
 
     def __init__(self, per_replica_batch_size: int):
@@ -387,7 +396,8 @@ class GradientNoise(tf.Module):
           float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before the first finite step.
         """
         context = tf.distribute.get_replica_context()
-        # A part divides by the global batch: the mean gradient of its own items is `parts` times as large.
+        # A part divides by the global batch: the mean gradient of its own items is `parts` times as
+        # large.
         own = tf.square(parts * tf.linalg.global_norm(replica_gradients))
         small, big = context.all_reduce(tf.distribute.ReduceOp.MEAN, own), tf.square(norm)
         square = (parts * big - small) / (parts - 1)

@@ -98,8 +98,9 @@ def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
 def by_env_steps(schedule: Schedule) -> Schedule:
     """Returns a schedule of the run's environment steps, instead of train steps.
 
-    The learner knows them from the collectors' reports, which come once a second, and they stay the same during one
-    call of the compiled program (`Intervals.steps_per_call`); a collector knows them from the newest weights.
+    The learner knows them from the collectors' reports, which come once a second, and they stay the
+    same during one call of the compiled program (`Intervals.steps_per_call`); a collector knows
+    them from the newest weights.
 
     Args:
       schedule: a function of environment steps, such as `linear(1.0, 0.05, 1_000_000)`.

@@ -1,7 +1,7 @@
 """Supervised training: any Keras loss between a network's output and a target, as an agent that a `Learner` trains.
 
-For data that are no steps of an environment: labels, values to predict, models of an environment. (To learn recorded
-actions, see `agents/bc.py`.)
+For data that are no steps of an environment: labels, values to predict, models of an environment.
+(To learn recorded actions, see `agents/bc.py`.)
 """
 
 import copy
@@ -67,13 +67,15 @@ class SupervisedAgent(tf.Module):
         Args:
           observation_spec: the spec of an observation.
           target_spec: the spec of a target.
-          network: a Keras model or layer, called with (observations, training=...). Losses of its regularizers are
-            added.
-          loss: a Keras loss, its name, or a function (targets, outputs) -> the loss of each item, [B, ...]; means are
-            taken over further axes. A Keras loss's own reduction has no meaning.
+          network: a Keras model or layer, called with (observations, training=...). Losses of its
+            regularizers are added.
+          loss: a Keras loss, its name, or a function (targets, outputs) -> the loss of each item,
+            [B, ...]; means are taken over further axes. A Keras loss's own reduction has no
+            meaning.
           train_step: the train step.
           optimizer: a Keras optimizer, or one of `optimizers.make`.
-          metrics: functions such as `tf.keras.metrics.sparse_categorical_accuracy`, by the name of the metric.
+          metrics: functions such as `tf.keras.metrics.sparse_categorical_accuracy`, by the name of
+            the metric.
 
         Raises:
           ValueError: if the loss gives one number for the whole batch, or there is no such loss.

@@ -1,8 +1,8 @@
 """V-trace: off-policy targets and advantages, as pure functions.
 
-Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
-1802.01561), section 4.1. B is the batch, T the number of transitions of a sequence. With the behaviour policy mu and
-the target policy pi:
+Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
+Architectures" (arXiv 1802.01561), section 4.1. B is the batch, T the number of transitions of a
+sequence. With the behaviour policy mu and the target policy pi:
 
   ratio_t = pi(a_t | x_t) / mu(a_t | x_t)
   rho_t = min(rho_bar, ratio_t)      c_t = lambda min(c_bar, ratio_t)
@@ -10,9 +10,10 @@ the target policy pi:
   v_t = V(x_t) + delta_t + gamma_t c_t (v_t+1 - V(x_t+1))      v_T = V(x_T)
   advantage_t = min(pg_rho_bar, ratio_t) (r_t + gamma_t v_t+1 - V(x_t))
 
-Differs from the paper: lambda, which is 1 there (remark 2 mentions it), and invalid steps: between two episodes and in
-padding, v_t = V(x_t) and the advantage is 0. With the last observation of an episode at such a step, both a termination
-(gamma_t = 0) and a truncation (bootstrapped from that observation) are correct.
+Differs from the paper: lambda, which is 1 there (remark 2 mentions it), and invalid steps: between
+two episodes and in padding, v_t = V(x_t) and the advantage is 0. With the last observation of an
+episode at such a step, both a termination (gamma_t = 0) and a truncation (bootstrapped from that
+observation) are correct.
 """
 
 import math
@@ -48,8 +49,8 @@ def targets(
       rewards: float32 [B, T], r_t.
       discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
       values: float32 [B, T + 1], V(x_t), including that of x_T.
-      valid: bool [B, T], whether the step is valid; None is all. Except for `values`, the arguments at invalid steps
-        have no effect, even if they are not finite.
+      valid: bool [B, T], whether the step is valid; None is all. Except for `values`, the arguments
+        at invalid steps have no effect, even if they are not finite.
       rho_bar: the bound of rho_t, which determines to what the values converge; None is no bound.
       c_bar: the bound of c_t, which determines how fast they converge; None is no bound.
       pg_rho_bar: the bound of the ratio in the advantages; None is no bound.
@@ -83,8 +84,8 @@ def clipped_ratios(log_ratios: tf.Tensor, bound: float | None) -> tf.Tensor:
 def backward_sums(terms: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns s with s_t = terms_t + factors_t s_t+1 and s_T = 0.
 
-    Round k doubles the sums over 2^k steps (Hillis and Steele 1986, "Data parallel algorithms"): log2(T) operations on
-    all steps instead of T operations on one.
+    Round k doubles the sums over 2^k steps (Hillis and Steele 1986, "Data parallel algorithms"):
+    log2(T) operations on all steps instead of T operations on one.
 
     Args:
       terms: float32 [B, T].

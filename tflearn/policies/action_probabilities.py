@@ -1,6 +1,7 @@
 """ActionProbabilities: how likely an exported policy, or uniformly random actions, are to take given actions.
 
-SavedModels hold the parameters of distributions, not their classes. The names of the parameters tell the class:
+SavedModels hold the parameters of distributions, not their classes. The names of the parameters
+tell the class:
 
     logits                                categorical, counted from the action's minimum
     loc                                   one action, of a greedy policy
@@ -52,13 +53,15 @@ class ActionProbabilities:
           policy: the policy; None stands for uniform actions.
           specs: the environment's specs.
           epsilon: the share of uniform actions, in [0, 1]; 1 without a policy.
-          action_mask: the part of the observation that marks legal actions; uniform actions are legal ones.
-          temperature: divides the logits of a policy that draws, before random actions are mixed in.
+          action_mask: the part of the observation that marks legal actions; uniform actions are
+            legal ones.
+          temperature: divides the logits of a policy that draws, before random actions are mixed
+            in.
 
         Raises:
-          ValueError: if the policy draws its actions and was exported without the distribution, or with another one
-            than this file knows; if it always takes the same floats, which have no density; or if it has no logits
-            for a temperature.
+          ValueError: if the policy draws its actions and was exported without the distribution, or
+            with another one than this file knows; if it always takes the same floats, which have no
+            density; or if it has no logits for a temperature.
         """
         self._policy, self._epsilon, self._mask = policy, 1.0 if policy is None else epsilon, action_mask
         self._temperature = temperature
@@ -95,7 +98,8 @@ class ActionProbabilities:
         )
         if uniform is None:
             return np.asarray(own)
-        # Uniform numbers never are a bound, so where the policy's own probability is a tail's they have none.
+        # Uniform numbers never are a bound, so where the policy's own probability is a tail's they
+        # have none.
         for found, spec, leaf in zip(parameters, self._leaves, actions, strict=True):
             if found.keys() == NORMAL:
                 clipped = ((leaf <= spec.minimum) | (leaf >= spec.maximum)) & (spec.minimum < spec.maximum)

@@ -1,7 +1,7 @@
 """Models of exported policies in other formats, of one function with flat names: ONNX, and TFLite (LiteRT).
 
-TFLite models are of floats, or of 8-bit integers for small machines. TFLite must have the policy's operations; it has
-no random numbers, so the policy is usually a greedy one.
+TFLite models are of floats, or of 8-bit integers for small machines. TFLite must have the policy's
+operations; it has no random numbers, so the policy is usually a greedy one.
 """
 
 import pathlib
@@ -24,8 +24,8 @@ ONNX, TFLITE, INT8 = 'onnx', 'tflite', 'tflite_int8'
 # The ends of the names of the files.
 SUFFIXES = {ONNX: '.onnx', TFLITE: '.tflite', INT8: '_int8.tflite'}
 
-# The tolerances of a model: the least share of equal discrete values, and the greatest difference of continuous ones,
-# as a share of their range; of floats, and of integers.
+# The tolerances of a model: the least share of equal discrete values, and the greatest difference
+# of continuous ones, as a share of their range; of floats, and of integers.
 _LEAST_EQUAL = {True: 0.9, False: 0.99}
 _MOST_DIFFERENCE = {True: 0.1, False: 1e-4}
 _STEPS_BEFORE = 8  # by which a policy state has seen something
@@ -42,8 +42,8 @@ class Converted:
         Args:
           version: a complete version.
           format: of `SUFFIXES`.
-          signature: the function's name: 'serving_default' takes observations and policy states, any other one the
-            complete time step.
+          signature: the function's name: 'serving_default' takes observations and policy states,
+            any other one the complete time step.
 
         Raises:
           ImportError: if a package of the extra onnx is missing.
@@ -74,8 +74,8 @@ class Converted:
         """Returns the model.
 
         Args:
-          calibration: typical inputs [N, ...] by name, from which int8 quantization takes its ranges. The dtypes of
-            inputs and outputs do not change.
+          calibration: typical inputs [N, ...] by name, from which int8 quantization takes its
+            ranges. The dtypes of inputs and outputs do not change.
 
         Raises:
           ValueError: if the format lacks an operation of the policy.
@@ -129,8 +129,8 @@ class Converted:
           given: inputs [N, ...] by name.
 
         Returns:
-          By output: the share of equal values if it is discrete; else the greatest difference, as a share of the range
-          of the values.
+          By output: the share of equal values if it is discrete; else the greatest difference, as a
+          share of the range of the values.
 
         Raises:
           RuntimeError: if they differ by more than the format explains.
@@ -164,8 +164,8 @@ def convert_tflite(
     """Converts an exported version.
 
     Args:
-      calibration: typical inputs [N, ...] by name, from which int8 quantisation takes its ranges. The dtypes of inputs
-        and outputs do not change. None keeps floats.
+      calibration: typical inputs [N, ...] by name, from which int8 quantisation takes its ranges.
+        The dtypes of inputs and outputs do not change. None keeps floats.
       signature: the function to convert.
 
     Raises:

@@ -1,8 +1,9 @@
 """Compares exported policies with the live policy before they are published: are they equal but for rounding?
 
-TensorFlow fuses layers in one graph and not in another, which rounds differently. A float may differ by a share of the
-magnitude of its element in the batch. What differs by more, and each integer, must be what the program itself returns
-for weights and inputs that differ by about as much as rounding: so another action is accepted for a tie alone.
+TensorFlow fuses layers in one graph and not in another, which rounds differently. A float may
+differ by a share of the magnitude of its element in the batch. What differs by more, and each
+integer, must be what the program itself returns for weights and inputs that differ by about as much
+as rounding: so another action is accepted for a tie alone.
 """
 
 import pathlib
@@ -25,8 +26,8 @@ _LOW_PRECISION = frozenset({tf.bfloat16.as_datatype_enum, tf.float16.as_datatype
 _BATCH_SIZE = 16
 
 
-# Whether no version was compared before; and by what the live policy is then compared: the values of its variables, or
-# later its actions for a fixed batch, none of a stochastic policy.
+# Whether no version was compared before; and by what the live policy is then compared: the values
+# of its variables, or later its actions for a fixed batch, none of a stochastic policy.
 Snapshot = tuple[bool, Sequence[tf.Tensor]]
 
 
@@ -37,11 +38,12 @@ class ExportMismatch(UserRuntimeError):
 class ExportCheck:
     """Compares the actions of the exported policy with those of the live one, on a random batch.
 
-    Results are compared but for their rounding; those of a stochastic policy in shape and dtype. The
-    first version is loaded with `tf.saved_model.load`, and each of its signatures is compared. Later versions have the
-    same graph, so only their weights are read, into the loaded first version: they must equal the snapshot bit by bit,
-    and the actions must be those of the live policy at the snapshot. Training may go on during both: the live policy's
-    programs are called on copies of its variables.
+    Results are compared but for their rounding; those of a stochastic policy in shape and dtype.
+    The first version is loaded with `tf.saved_model.load`, and each of its signatures is compared.
+    Later versions have the same graph, so only their weights are read, into the loaded first
+    version: they must equal the snapshot bit by bit, and the actions must be those of the live
+    policy at the snapshot. Training may go on during both: the live policy's programs are called on
+    copies of its variables.
     """
 
     def __init__(self, live: Any, policy: Any, signatures: Mapping[str, Any]):
@@ -50,7 +52,8 @@ class ExportCheck:
         Args:
           live: a module with `action` and `get_initial_state`.
           policy: the TF-Agents policy, for its specs.
-          signatures: the live policy's functions of named tensors, by the names of the exported signatures.
+          signatures: the live policy's functions of named tensors, by the names of the exported
+            signatures.
         """
         self._live, self._signatures = live, signatures
         self._program = live.action_of_fields.get_concrete_function()
@@ -208,8 +211,8 @@ class Program:
         """
         self._program, self._leaves = program, leaves
         self._variables, self._values = variables, values
-        # The greatest difference of a float, as a share of its element's magnitude; and the change of weights and
-        # inputs, as a share of each, that is like rounding each of them.
+        # The greatest difference of a float, as a share of its element's magnitude; and the change
+        # of weights and inputs, as a share of each, that is like rounding each of them.
         self.tolerance, self._perturbation = (3e-2, 1e-2) if has_low_precision(program) else (1e-4, 1e-5)
 
     def results(self) -> list[tf.Tensor]:

@@ -7,7 +7,8 @@
 
 TF-Agents can load it too: `tf_agents.policies.policy_loader.load(path)`.
 
-Arguments and results are dicts, lists and tuples of tensors with a leading batch dimension of any size.
+Arguments and results are dicts, lists and tuples of tensors with a leading batch dimension of any
+size.
 """
 
 import functools
@@ -34,9 +35,11 @@ from tflearn.policies import signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck, Snapshot
 from tflearn.policies.updates import ModelFiles
 
-# A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
+# A key of the metadata: the names of the observation's leaves, in the order of the replay's
+# columns.
 OBSERVATION_NAMES = 'observation_names'
-# A key of the metadata: the path of the observation's part that marks legal actions, if there is one.
+# A key of the metadata: the path of the observation's part that marks legal actions, if there is
+# one.
 ACTION_MASK = 'action_mask'
 # The file by which TF-Agents' loader knows the specs, as `PolicySaver` writes it.
 _SPECS = pathlib.Path(policy_saver.POLICY_SPECS_PBTXT)
@@ -45,9 +48,10 @@ _SPECS = pathlib.Path(policy_saver.POLICY_SPECS_PBTXT)
 class PolicyExporter:
     """Writes versions of one policy, `<directory>/<train step>/`, atomically.
 
-    The policy is traced once, in the constructor, and saved as a SavedModel once, with the first version. An export
-    takes a snapshot of the weights (the only part that must not run during a train step), writes them next to the same
-    graph, compares the result with the live policy (see `ExportCheck`), and then renames it.
+    The policy is traced once, in the constructor, and saved as a SavedModel once, with the first
+    version. An export takes a snapshot of the weights (the only part that must not run during a
+    train step), writes them next to the same graph, compares the result with the live policy (see
+    `ExportCheck`), and then renames it.
 
     A directory has one exporter and any number of readers.
     """
@@ -59,13 +63,14 @@ class PolicyExporter:
         """Traces the policy, and removes the temporary files of a killed exporter from `directory`.
 
         Args:
-          policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws different numbers in each
-            process that loads it, whatever seed `tf.random.set_seed` has set here.
+          policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws different
+            numbers in each process that loads it, whatever seed `tf.random.set_seed` has set here.
           keep_last: the number of versions to keep, besides the best one.
 
         Raises:
-          ValueError: if a number is below 1, the specs give two tensors the same name, or this is called in the scope
-            of a distribution strategy (which would distribute loaded variables; the policy's own may be distributed).
+          ValueError: if a number is below 1, the specs give two tensors the same name, or this is
+            called in the scope of a distribution strategy (which would distribute loaded variables;
+            the policy's own may be distributed).
         """
         _check_outside_scope()
         self._directory = directory
@@ -85,7 +90,8 @@ class PolicyExporter:
 
     @functools.cached_property
     def _files(self) -> ModelFiles:
-        # Saving takes a third of a second in Python alone: the first version's thread does it, not the constructor.
+        # Saving takes a third of a second in Python alone: the first version's thread does it, not
+        # the constructor.
         return ModelFiles.of(self._live, self._signatures, self._directory, self._others)
 
     def export(self, train_step: int, metadata: Mapping[str, Any]) -> pathlib.Path:
@@ -93,14 +99,17 @@ class PolicyExporter:
 
         Args:
           train_step: the train step, which names the version.
-          metadata: JSON values that are written beside the model: env_steps, policy_version, ... The exporter adds
-            train_step, exported_at (unix seconds), the specs and the versions of tflearn and TensorFlow.
+          metadata: JSON values that are written beside the model: env_steps, policy_version, ...
+            The exporter adds train_step, exported_at (unix seconds), the specs and the versions of
+            tflearn and TensorFlow.
 
         Returns:
-          The version's path. An existing version is not overwritten, but a first export is compared nevertheless.
+          The version's path. An existing version is not overwritten, but a first export is compared
+          nevertheless.
 
         Raises:
-          ExportMismatch: if the exported policy acts differently from the live one; the version is not published.
+          ExportMismatch: if the exported policy acts differently from the live one; the version is
+            not published.
           OSError: if the version cannot be written.
           FloatingPointError: if the weights are not finite; the version is not published.
           ValueError: inside the scope of a distribution strategy.
@@ -117,8 +126,8 @@ class PolicyExporter:
         """Takes a snapshot of the policy; arguments as for `export`. Must not run during a train step.
 
         Args:
-          update: whether only the weights are exported, see `updates`; nothing but a warning is logged before a first
-            complete version was compared with the live policy.
+          update: whether only the weights are exported, see `updates`; nothing but a warning is
+            logged before a first complete version was compared with the live policy.
 
         Returns:
           A function that writes it, in any thread, also during train steps.
@@ -135,7 +144,8 @@ class PolicyExporter:
     def drop_newer_than(self, train_step: int) -> list[int]:
         """Moves versions and updates newer than `train_step` aside, once an older checkpoint was restored.
 
-        Call it before the first export. Versions that an evaluation has marked as kept stay. Returns the others' steps.
+        Call it before the first export. Versions that an evaluation has marked as kept stay.
+        Returns the others' steps.
         """
         versions.drop_newer_than(updates.folder(self._directory), train_step, updates.NEEDED)
         return versions.drop_newer_than(self._directory, train_step)

@@ -73,8 +73,8 @@ class FunctionPolicy:
     def __init__(self, function: ActFunction, specs: EnvironmentSpecs):
         """
         Args:
-          function: observations -> actions, nests of numpy arrays [B, ...]. Numbers of other sizes, such as float64,
-            are converted; those of another kind are refused.
+          function: observations -> actions, nests of numpy arrays [B, ...]. Numbers of other sizes,
+            such as float64, are converted; those of another kind are refused.
           specs: the environment's specs.
         """
         self._function, self._spec = function, specs.action

@@ -1,8 +1,8 @@
 """Loads SavedModels. Those of the same graph share its functions; each of them has its own weights.
 
-TensorFlow keeps what it compiled for a function until the process ends, so each model with functions of its own leaks
-memory when it is unloaded. Here a graph is loaded once, and its functions are called with the weights of each version
-instead of their captured inputs.
+TensorFlow keeps what it compiled for a function until the process ends, so each model with
+functions of its own leaks memory when it is unloaded. Here a graph is loaded once, and its
+functions are called with the weights of each version instead of their captured inputs.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from tflearn.core.errors import UserError, UserValueError
 
-# Attributes of nodes and arguments that differ from tracing to tracing: a gradient's name, a captured tensor's id.
+# Attributes of nodes and arguments that differ from tracing to tracing: a gradient's name, a
+# captured tensor's id.
 _GRADIENT = '_gradient_op_type'
 _ARGUMENT = '_user_specified_name'
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
@@ -32,8 +33,9 @@ _VARIABLES = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VAR
 def graph_digest(meta_graph: Any) -> str:
     """Returns a digest of a SavedModel's MetaGraphDef that does not depend on the numbers in its functions' names.
 
-    TensorFlow numbers functions as they are traced, and saves them in the order of their names. Here a function's name
-    is replaced by the digest of its body, so saving the same policy twice gives the same digest.
+    TensorFlow numbers functions as they are traced, and saves them in the order of their names.
+    Here a function's name is replaced by the digest of its body, so saving the same policy twice
+    gives the same digest.
 
     Args:
       meta_graph: `SavedModel.meta_graphs[0]`; it is not changed.
@@ -113,8 +115,8 @@ class ModelFunction:
 
     def outputs(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Computes the outputs, in the order of `definition.outputs`, from tensors in the order of `inputs`."""
-        # The operation behind a function call. The call itself first binds and checks its arguments in Python, which
-        # takes several times as long as a small network.
+        # The operation behind a function call. The call itself first binds and checks its arguments
+        # in Python, which takes several times as long as a small network.
         computed: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
             args=[*inputs, *self.weights], Tout=self._output_dtypes, f=self.definition
         )
@@ -206,8 +208,8 @@ _loading = threading.Lock()
 def load(path: pathlib.Path) -> LoadedModel:
     """Loads a SavedModel. Thread-safe.
 
-    A model with assets, or with resources other than variables, shares no functions: it leaks memory when it is
-    unloaded.
+    A model with assets, or with resources other than variables, shares no functions: it leaks
+    memory when it is unloaded.
 
     Args:
       path: the SavedModel's path. Its files are not needed after the return.

@@ -93,7 +93,8 @@ class LoadedPolicy:
         """Chooses the actions of one step.
 
         Args:
-          time_step: has step_type int32 [B], reward and discount float32 [B], and observation (a nest [B, ...]).
+          time_step: has step_type int32 [B], reward and discount float32 [B], and observation (a
+            nest [B, ...]).
           policy_state: the state that `initial_state` or the last call returned.
 
         Returns:
@@ -108,8 +109,8 @@ class LoadedPolicy:
         """Returns the parameters of the distributions of one step's actions; arguments as for `action`.
 
         Returns:
-          The parameters by their names (numpy, [B, ...]), in the nest of the action, and the next policy state. None if
-          the policy was exported without its distribution.
+          The parameters by their names (numpy, [B, ...]), in the nest of the action, and the next
+          policy state. None if the policy was exported without its distribution.
         """
         if self._distribution is None:
             return None

@@ -13,7 +13,8 @@ _METADATA = 'metadata.json'
 _LARGE = ''.join(f'{files} filter=lfs diff=lfs merge=lfs -text\n' for files in ('*.pb', 'variables/*'))
 CARD = 'README.md'
 
-# Where a run's configuration names what it has: make_agent = @dqn.make_agent, gymnasium_env.make.name = 'CartPole-v1'.
+# Where a run's configuration names what it has: make_agent = @dqn.make_agent,
+# gymnasium_env.make.name = 'CartPole-v1'.
 _ALGORITHM = re.compile(r'^make_agent = @(?:\w+\.)*(\w+)\.\w+$', re.M)
 _ENVIRONMENT = re.compile(r"^\w+\.make\.name = '([^']+)'$", re.M)
 _FACTS = ('train_step', 'env_steps', 'mean_return', 'config_hash', 'code_revision')

@@ -1,7 +1,7 @@
 """ONNX models of functions of exported policies, by tf2onnx; needs the extra onnx.
 
-An input and an output of ONNX cannot have the same name, so the policy states that a function returns begin with
-`NEXT` in a model.
+An input and an output of ONNX cannot have the same name, so the policy states that a function
+returns begin with `NEXT` in a model.
 """
 
 import os

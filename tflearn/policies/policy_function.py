@@ -17,8 +17,9 @@ from tflearn.policies.loader import LoadedPolicy
 class PolicyFunction:
     """Acts on observations: plain arrays, or dicts, lists and tuples of arrays as the policy's environment has them.
 
-    A policy with memory (a recurrent network) remembers what it has seen since it was loaded or since `reset`; for such
-    a policy call `reset` before each episode, and do not share it between threads.
+    A policy with memory (a recurrent network) remembers what it has seen since it was loaded or
+    since `reset`; for such a policy call `reset` before each episode, and do not share it between
+    threads.
 
     Attributes:
       path: the directory of the version.
@@ -47,17 +48,18 @@ class PolicyFunction:
         """Chooses actions.
 
         Args:
-          observation: one observation, of the shapes of the environment's observation space, or a batch of them: every
-            array with one more dimension [B, ...] in front. Arrays of another dtype are converted if no number changes
-            by it but for its precision.
+          observation: one observation, of the shapes of the environment's observation space, or a
+            batch of them: every array with one more dimension [B, ...] in front. Arrays of another
+            dtype are converted if no number changes by it but for its precision.
 
         Returns:
-          The action of one observation, or the actions [B, ...] of a batch: numpy values, in a nest if the action space
-          is one.
+          The action of one observation, or the actions [B, ...] of a batch: numpy values, in a nest
+          if the action space is one.
 
         Raises:
           TypeError: if the observation has another structure or another kind of numbers.
-          ValueError: if it has other shapes, or a policy with memory gets another batch size before `reset`.
+          ValueError: if it has other shapes, or a policy with memory gets another batch size before
+            `reset`.
         """
         arrays = _arrays(self.observation_spec, observation, 'observation')
         is_single = _is_single(self.observation_spec, arrays)
@@ -87,9 +89,10 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
     """Loads an exported policy as a function of observations.
 
     Args:
-      path: a version ('policies/greedy_policy/7000' in a run directory, or the links 'latest' and 'best' beside it); a
-        directory of versions ('policies/greedy_policy'), of which the newest is taken; or a run directory, of which the
-        greedy policy is taken: the best version by evaluation, or the newest if none was evaluated.
+      path: a version ('policies/greedy_policy/7000' in a run directory, or the links 'latest' and
+        'best' beside it); a directory of versions ('policies/greedy_policy'), of which the newest
+        is taken; or a run directory, of which the greedy policy is taken: the best version by
+        evaluation, or the newest if none was evaluated.
 
     Raises:
       FileNotFoundError: if there is no policy.

@@ -5,9 +5,11 @@
             /model.tflite                  the same function
             /policy_specs.pbtxt metadata.json     those of the version from which the model is made
 
-A greedy policy acts by the mode; any other draws its actions by operations that TFLite and XLA have.
+A greedy policy acts by the mode; any other draws its actions by operations that TFLite and XLA
+have.
 
-`save_fixed_batch` makes a model for compilers that need static shapes, such as `saved_model_cli aot_compile_cpu`.
+`save_fixed_batch` makes a model for compilers that need static shapes, such as `saved_model_cli
+aot_compile_cpu`.
 """
 
 import json
@@ -54,12 +56,16 @@ class ProductOptions:
     Attributes:
       batch_size: the size of all batches.
       signature: the signature's name, with which the names of the graph's inputs begin.
-      time_step: whether step_type, reward and discount are inputs too; otherwise every step is one within an episode.
-      parameters: whether the parameters of the action's distribution (logits, or loc and scale_diag) are outputs too.
-        Those of a greedy policy are the parameters of the raw policy at the same train step, whose mode it takes.
-      names: names of one's own for inputs and outputs, by their default names: the path of an input in the observation,
-        joined with '_' ('observation' for a single tensor), 'step_type', 'reward', 'discount', 'action', 'logits', ...
-      tflite: whether to write a TFLite model too, unless the policy computes in bfloat16 or float16.
+      time_step: whether step_type, reward and discount are inputs too; otherwise every step is one
+        within an episode.
+      parameters: whether the parameters of the action's distribution (logits, or loc and
+        scale_diag) are outputs too. Those of a greedy policy are the parameters of the raw policy
+        at the same train step, whose mode it takes.
+      names: names of one's own for inputs and outputs, by their default names: the path of an input
+        in the observation, joined with '_' ('observation' for a single tensor), 'step_type',
+        'reward', 'discount', 'action', 'logits', ...
+      tflite: whether to write a TFLite model too, unless the policy computes in bfloat16 or
+        float16.
     """
 
     batch_size: PositiveInt = 1
@@ -82,11 +88,12 @@ class ProductOptions:
         Args:
           version: a complete version.
           output: the model's path.
-          raw: the version of the raw policy at the same train step, for the parameters of a greedy policy.
+          raw: the version of the raw policy at the same train step, for the parameters of a greedy
+            policy.
 
         Raises:
-          ValueError: if `output` exists, a name in the options is none of the model's or is given twice, the policy
-            has no such parameters, or TFLite lacks an operation.
+          ValueError: if `output` exists, a name in the options is none of the model's or is given
+            twice, the policy has no such parameters, or TFLite lacks an operation.
           ExportMismatch: if the model acts otherwise than the version; nothing is written then.
         """
         with numbered.new(output) as written:
@@ -151,7 +158,8 @@ class _Product:
         """Compares a model's function with the version, on random observations.
 
         Raises:
-          ExportMismatch: if they act differently; for a stochastic policy, if shapes or dtypes differ.
+          ExportMismatch: if they act differently; for a stochastic policy, if shapes or dtypes
+            differ.
         """
         rng = np.random.default_rng(0)
         size = self._options.batch_size

@@ -1,7 +1,7 @@
 """The functions of an exported policy: for Python with plain nests, for TensorFlow Serving with named tensors.
 
-Plain nests are made of dicts, lists and tuples, and their leaves have flat names. A policy takes and returns only
-these, so a program that loads it needs no class of tflearn or TF-Agents.
+Plain nests are made of dicts, lists and tuples, and their leaves have flat names. A policy takes
+and returns only these, so a program that loads it needs no class of tflearn or TF-Agents.
 """
 
 import functools
@@ -57,9 +57,9 @@ def batched(spec: Any, name: str) -> Any:
 def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (name, leaf) in the order of `tf.nest.flatten`.
 
-    Names are the keys of the path joined with '_': 'observation' for a single leaf, 'observation_position' and
-    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. All are valid keywords
-    of ASCII, as TensorFlow's signatures need them.
+    Names are the keys of the path joined with '_': 'observation' for a single leaf,
+    'observation_position' and 'observation_velocity' for those of a dict, 'policy_state_0' for the
+    first of a list. All are valid keywords of ASCII, as TensorFlow's signatures need them.
     """
     if isinstance(plain, Mapping):
         children = [(str(key), plain[key]) for key in sorted(plain)]
@@ -93,7 +93,8 @@ def describe(spec: Any) -> Any:
 def names_in_order(nest: Any, name: str) -> list[str]:
     """Returns the names of the leaves of a nest in the order in which `tf.nest.flatten` returns the leaves.
 
-    It differs from the order in the plain nest for a named tuple whose fields are not in alphabetical order.
+    It differs from the order in the plain nest for a named tuple whose fields are not in
+    alphabetical order.
     """
     numbered = tf.nest.pack_sequence_as(nest, range(len(tf.nest.flatten(nest))))
     leaves = sorted((index, path) for path, index in flat(to_plain(numbered), name))
@@ -135,8 +136,9 @@ INITIAL_STATE = 'get_initial_state'
 def traced(policy: Any) -> tf.Module:
     """Returns a module with the functions of a TF-Agents policy, which use the policy's own variables.
 
-    They are `action`, `get_initial_state`, and `distribution` and `q_values` if the policy has them. `action` takes the
-    fields of a time step or, for TF-Agents, a TimeStep and the policy state; `action_of_fields` takes only the fields.
+    They are `action`, `get_initial_state`, and `distribution` and `q_values` if the policy has
+    them. `action` takes the fields of a time step or, for TF-Agents, a TimeStep and the policy
+    state; `action_of_fields` takes only the fields.
     """
     module = tf.Module(name='policy')
     module.action_of_fields = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
@@ -162,8 +164,8 @@ def traced(policy: Any) -> tf.Module:
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
     """Returns the functions of `traced` as functions of named tensors, by the names of their signatures.
 
-    'serving_default' and 'q_values' take only observations (and the policy state, if there is one), the others the
-    complete step.
+    'serving_default' and 'q_values' take only observations (and the policy state, if there is one),
+    the others the complete step.
     """
     like = policy.time_step_spec
     time_step = {name: batched(getattr(like, name), name) for name in like._fields}
@@ -203,7 +205,8 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
 
     @tf.function(input_signature=[*specs, batched(state_spec, 'policy_state')], autograph=False)
     def compiled(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
-        # With a seed that was set for training, every process that loads the policy would draw the same numbers.
+        # With a seed that was set for training, every process that loads the policy would draw the
+        # same numbers.
         tf.random.set_seed(None)
         _check_categories(observation, like.observation)
         plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}

@@ -4,8 +4,9 @@
     canary     answers a share of them, always those of the same keys
     shadow     computes answers that are logged, not given
 
-Every change is one atomic replacement of the file; its history says who changed what, when and why. `tflearn promote`
-and `tflearn-serve` write it, and the server follows it. Nothing here needs TensorFlow.
+Every change is one atomic replacement of the file; its history says who changed what, when and why.
+`tflearn promote` and `tflearn-serve` write it, and the server follows it. Nothing here needs
+TensorFlow.
 """
 
 import dataclasses
@@ -54,8 +55,9 @@ class States:
       shadow: the version whose answers are logged only; None if there is none.
       earlier: versions that were stable, the last one first: rollbacks return to them.
       history: the changes, the last one last.
-      best: the last version that was stable and proved to be better than the one before it here, or was not to prove
-        anything: a candidate is compared with it too, so that what each may be worse by does not add up.
+      best: the last version that was stable and proved to be better than the one before it here, or
+        was not to prove anything: a candidate is compared with it too, so that what each may be
+        worse by does not add up.
     """
 
     stable: NonNegativeInt
@@ -129,14 +131,17 @@ def promote(
     Args:
       directory: the policy's directory, of the versions.
       version: the version, which exists.
-      state: its new state. A new stable version ends the canary and the shadow if they are this version.
+      state: its new state. A new stable version ends the canary and the shadow if they are this
+        version.
       why: the reason, for the history.
       share: the share of the requests that a canary answers.
       who: who changes it; '' is this user.
-      is_best: whether candidates are compared with it from now on, once it is stable, see `States.best`.
+      is_best: whether candidates are compared with it from now on, once it is stable, see
+        `States.best`.
 
     Raises:
-      ValueError: if there is no such version, or a canary or shadow but no stable version, or the share is not one.
+      ValueError: if there is no such version, or a canary or shadow but no stable version, or the
+        share is not one.
     """
     if not versions.keep(directory / str(version), versions.PROMOTED) or not versions.is_complete(
         directory / str(version)
@@ -206,7 +211,8 @@ def _write(directory: pathlib.Path, states: States, change: str, version: int, w
     states = dataclasses.replace(states, history=(*states.history, entry)[-_MAX_HISTORY:])
     write_json(directory / FILE, dataclasses.asdict(states))
     promoted = {*states.labels.values(), *states.earlier, states.best}
-    # By number: a pattern would follow the links `latest` and `best`, and take the mark from the version behind them.
+    # By number: a pattern would follow the links `latest` and `best`, and take the mark from the
+    # version behind them.
     for marked in versions.versions(directory, needs=(versions.PROMOTED,)):
         if marked not in promoted:
             versions.unkeep(directory / str(marked), versions.PROMOTED)

@@ -33,7 +33,8 @@ class ModelFiles:
 
     Attributes:
       graph: the content of the files, by their paths within the SavedModel.
-      keys: the weights' keys in the SavedModel's checkpoint, in the order of the module's `model_variables`.
+      keys: the weights' keys in the SavedModel's checkpoint, in the order of the module's
+        `model_variables`.
       dtypes: the weights' dtypes.
       constants: the other values in that checkpoint, by key.
     """
@@ -162,7 +163,8 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
       The model's path. An existing version is not overwritten.
 
     Raises:
-      ValueError: if there is no such update, a file of it is another one than was exported, or `output` exists.
+      ValueError: if there is no such update, a file of it is another one than was exported, or
+        `output` exists.
     """
     version = output or directory / str(train_step)
     if output is None and versions.is_complete(version):

@@ -9,8 +9,8 @@ from tf_agents.utils import common
 def published_variables(policy: Any) -> list[tf.Variable]:
     """Returns the variables of a TF-Agents policy that actors need from the learner.
 
-    These are all but the state of exploration noise, which is each actor's own: DDPG's policy makes it at its first
-    action, which the learner and the server do not take.
+    These are all but the state of exploration noise, which is each actor's own: DDPG's policy makes
+    it at its first action, which the learner and the server do not take.
     """
     noises = [module for module in policy.submodules if isinstance(module, common.OUProcess)]
     own = {variable.ref() for noise in noises for variable in noise.variables}

@@ -1,8 +1,8 @@
 """The versions of an exported policy, `<directory>/<train step>/`, which are written and removed atomically.
 
-This is TensorFlow Serving's layout, for one writer and any number of readers on a file system with atomic renames.
-A version that is being written or removed has a name that starts with a dot. Two links point to versions: `latest`, and
-`best` after an evaluation has set it.
+This is TensorFlow Serving's layout, for one writer and any number of readers on a file system with
+atomic renames. A version that is being written or removed has a name that starts with a dot. Two
+links point to versions: `latest`, and `best` after an evaluation has set it.
 """
 
 import json
@@ -54,9 +54,10 @@ def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
     """Returns the directory of a policy's SavedModel.
 
     Args:
-      path: that directory, or a directory of exported versions, or a run directory (or its copied `policies`), of which
-        the greedy policy is taken.
-      train_step: which of the versions; None takes the newest, or of a run the best by evaluation if there is one.
+      path: that directory, or a directory of exported versions, or a run directory (or its copied
+        `policies`), of which the greedy policy is taken.
+      train_step: which of the versions; None takes the newest, or of a run the best by evaluation
+        if there is one.
 
     Raises:
       FileNotFoundError: if there is none.
@@ -201,7 +202,8 @@ def remove(version: pathlib.Path) -> None:
 def drop_newer_than(directory: pathlib.Path, train_step: int, needs: Sequence[str] = _NEEDED) -> list[int]:
     """Moves the versions newer than `train_step` aside, where no reader looks, unless they are `KEPT` or `PROMOTED`.
 
-    They were exported by training that is lost. They are never deleted, since the lost training may have been better.
+    They were exported by training that is lost. They are never deleted, since the lost training may
+    have been better.
 
     Args:
       train_step: the train step from which training continues.

@@ -1,9 +1,10 @@
 """Hindsight: trains on goals that were achieved later, as if they had been wanted (hindsight experience replay, HER).
 
-Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv 1707.01495), for environments whose observation has an
-achieved and a desired goal, as gymnasium's goal environments have. There, copies with other goals are stored; here the
-replay holds the episodes as they were, and a sequence gets a new goal each time it is drawn. The goals come from the
-rows around the sequence, which items have to have: `Slicing.future_steps`.
+Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv 1707.01495), for environments whose
+observation has an achieved and a desired goal, as gymnasium's goal environments have. There, copies
+with other goals are stored; here the replay holds the episodes as they were, and a sequence gets a
+new goal each time it is drawn. The goals come from the rows around the sequence, which items have
+to have: `Slicing.future_steps`.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,8 @@ def sparse_reward(threshold: float = 0.0) -> OfGoals:
 class Hindsight(Transform):
     """Replaces desired goals of sequences by goals that their episode achieved, and computes the rewards of these.
 
-    All steps of a sequence get the same goal. Steps that keep their goal, and what policies act on, do not change.
+    All steps of a sequence get the same goal. Steps that keep their goal, and what policies act on,
+    do not change.
     """
 
     stage = Stage.RELABEL
@@ -67,16 +69,18 @@ class Hindsight(Transform):
     ):
         """
         Args:
-          horizon: the rows after a sequence that goals may come from, as many as `Slicing.future_steps`: for all of an
-            episode, its longest duration + 1 - `Slicing.sequence_length` [steps]. With strategy='episode' also the rows
-            before it, `Slicing.history_steps`.
-          reward: a TensorFlow function of goals achieved after steps and of desired ones, [B, T, *goal]; it returns the
-            steps' rewards, float32 [B, T], as the environment computes them.
-          terminated: a function of the same goals, bool [B, T]: whether the episode ends with the step. None: episodes
-            do not end at goals, and discounts stay.
-          proportion: the share of sequences with a new goal; 0.8 is four for each that keeps its own.
-          strategy: which goals: 'future', one achieved in the episode after the sequence's first step; 'final', at the
-            episode's end; 'episode', any in the episode.
+          horizon: the rows after a sequence that goals may come from, as many as
+            `Slicing.future_steps`: for all of an episode, its longest duration +
+            1 - `Slicing.sequence_length` [steps]. With strategy='episode' also the rows before it,
+            `Slicing.history_steps`.
+          reward: a TensorFlow function of goals achieved after steps and of desired ones, [B, T,
+            *goal]; it returns the steps' rewards, float32 [B, T], as the environment computes them.
+          terminated: a function of the same goals, bool [B, T]: whether the episode ends with the
+            step. None: episodes do not end at goals, and discounts stay.
+          proportion: the share of sequences with a new goal; 0.8 is four for each that keeps its
+            own.
+          strategy: which goals: 'future', one achieved in the episode after the sequence's first
+            step; 'final', at the episode's end; 'episode', any in the episode.
           desired_goal: the path of the goal in the observation.
           achieved_goal: the path of what is achieved, of the same spec.
         """
@@ -91,7 +95,8 @@ class Hindsight(Transform):
         """See `Transform`.
 
         Raises:
-          ValueError: if the observation has no such goals, or a function of goals returns something else.
+          ValueError: if the observation has no such goals, or a function of goals returns something
+            else.
         """
         paths, leaves = leaf_paths(specs.observation), tf.nest.flatten(specs.observation)
         if missing := [path for path in self._paths if path not in paths]:

@@ -146,7 +146,8 @@ class Resize(_ImageTransform):
         Args:
           height: the new height [pixels].
           width: the new width [pixels].
-          method: 'area' averages the pixels that become one, 'bilinear' interpolates between four, 'nearest' takes one.
+          method: 'area' averages the pixels that become one, 'bilinear' interpolates between four,
+            'nearest' takes one.
           paths: the images' paths; None resizes all images.
         """
         super().__init__(paths)

@@ -81,7 +81,8 @@ class Function(Transform):
     def __init__(self, function: RewardFunction):
         """
         Args:
-          function: a TensorFlow function of nests of tensors [B, T, ...]; it returns rewards, float32 [B, T].
+          function: a TensorFlow function of nests of tensors [B, T, ...]; it returns rewards,
+            float32 [B, T].
         """
         self._function = function
 
@@ -107,7 +108,8 @@ class Function(Transform):
     def transform_experience(self, experience: Any) -> Any:
         """See `Transform`.
 
-        The reward of a sequence's last row is 0: its next observation is not there, and no agent uses it.
+        The reward of a sequence's last row is 0: its next observation is not there, and no agent
+        uses it.
         """
         now = lambda nest: tf.nest.map_structure(lambda leaf: leaf[:, :-1], nest)  # noqa: E731
         after = tf.nest.map_structure(lambda leaf: leaf[:, 1:], experience.observation)
@@ -120,7 +122,8 @@ class Weighted(RewardTransform):
     """Adds up several rewards, each times its weight; the weights can be changed while a run goes on.
 
     Attributes:
-      weights: float32 variable [n], in checkpoints. The train job assigns it what is in the run's reward weights file.
+      weights: float32 variable [n], in checkpoints. The train job assigns it what is in the run's
+        reward weights file.
     """
 
     weights: tf.Variable
@@ -157,7 +160,8 @@ class Weighted(RewardTransform):
 def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
     """Returns a trigger's action: assigns an agent's reward weights what a file says, {"weights": [...]}, if it is new.
 
-    A file that cannot be used is logged, and changes nothing. What was assigned stays in checkpoints.
+    A file that cannot be used is logged, and changes nothing. What was assigned stays in
+    checkpoints.
 
     Args:
       agent: the agent; for one without reward weights no file is read.

@@ -1,15 +1,17 @@
 """RND: adds a reward for observations that a network has not learned to predict yet, since they are new.
 
-Burda et al. 2018, "Exploration by Random Network Distillation" (arXiv 1810.12894). A predictor is trained to output
-what a fixed network of random weights outputs; its error is large for observations unlike those that it was trained on:
+Burda et al. 2018, "Exploration by Random Network Distillation" (arXiv 1810.12894). A predictor is
+trained to output what a fixed network of random weights outputs; its error is large for
+observations unlike those that it was trained on:
 
   intrinsic_t = mean over outputs of (predictor(x_t+1) - target(x_t+1))^2
   reward_t + coefficient * intrinsic_t / deviation of the discounted sums of intrinsic rewards
 
-Differs from the paper: one value is learned for the sum of both rewards, so intrinsic returns end with episodes;
-discounted sums begin with the sequences of a batch, so with a replay's short ones the deviation is that of few steps;
-observations are normalized by those that were trained on, without random steps at first; the networks are fully
-connected and the predictor is trained on all steps of a batch.
+Differs from the paper: one value is learned for the sum of both rewards, so intrinsic returns end
+with episodes; discounted sums begin with the sequences of a batch, so with a replay's short ones
+the deviation is that of few steps; observations are normalized by those that were trained on,
+without random steps at first; the networks are fully connected and the predictor is trained on all
+steps of a batch.
 """
 
 from collections.abc import Sequence
@@ -30,9 +32,9 @@ _EPSILON = 1e-8
 class Rnd(ObservationTransform):
     """Adds the intrinsic reward to the environment's; observations stay as they are.
 
-    The learner trains the predictor after each of the agent's train steps on the same batch, or with iterations (PPO)
-    once for each. Policies do not use it: while acting rewards stay as they are. Metrics of episodes are the
-    environment's.
+    The learner trains the predictor after each of the agent's train steps on the same batch, or
+    with iterations (PPO) once for each. Policies do not use it: while acting rewards stay as they
+    are. Metrics of episodes are the environment's.
     """
 
     need = 'floats'
@@ -51,12 +53,15 @@ class Rnd(ObservationTransform):
         """
         Args:
           coefficient: the normalized intrinsic reward's coefficient; 0 adds nothing.
-          gamma: the discount of intrinsic rewards [per environment step] in the sums that normalize them.
+          gamma: the discount of intrinsic rewards [per environment step] in the sums that normalize
+            them.
           learning_rate: the predictor's learning rate; Adam.
-          fc_layer_params: units of both networks' layers, with ReLU; the predictor has one more of them.
+          fc_layer_params: units of both networks' layers, with ReLU; the predictor has one more of
+            them.
           num_outputs: the number of outputs.
           num_steps: the predictor's gradient steps on each batch.
-          paths: the paths of the parts of the observation that are predicted; None predicts all floats.
+          paths: the paths of the parts of the observation that are predicted; None predicts all
+            floats.
         """
         super().__init__(paths)
         if not fc_layer_params:

@@ -17,9 +17,9 @@ from tflearn.transforms.transform import ObservationTransform
 class FrameStack(ObservationTransform):
     """Joins the newest `num_frames` observations on the last axis, oldest first, as in Mnih et al. 2015.
 
-    Before an episode's first observation there are copies of it. A policy keeps the frames in its state. The replay
-    holds each frame once; in training they come from the rows before a sequence, `Slicing.history_steps`, so the agent
-    trains on what the policy acted on.
+    Before an episode's first observation there are copies of it. A policy keeps the frames in its
+    state. The replay holds each frame once; in training they come from the rows before a sequence,
+    `Slicing.history_steps`, so the agent trains on what the policy acted on.
     """
 
     need = 'an image, or another tensor with at least one dimension'
@@ -29,7 +29,8 @@ class FrameStack(ObservationTransform):
         """
         Args:
           num_frames: the number of joined observations, at least 2.
-          paths: the paths of the parts to stack; None stacks a single observation, or the images of a nest.
+          paths: the paths of the parts to stack; None stacks a single observation, or the images of
+            a nest.
         """
         super().__init__(paths)
         self.history_steps = num_frames - 1

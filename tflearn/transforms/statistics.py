@@ -1,7 +1,8 @@
 """Mean and variance of values: of all so far, of the newest batches, or with exponentially falling weights.
 
-A learner updates them with its batches, in replica context; all replicas get the same numbers, those of the global
-batch. Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+A learner updates them with its batches, in replica context; all replicas get the same numbers,
+those of the global batch. Chan et al. 1979, "Updating formulae and a pairwise algorithm for
+computing sample variances".
 """
 
 import dataclasses

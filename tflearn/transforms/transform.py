@@ -1,10 +1,12 @@
 """Transform: a change of observations or rewards between the environment and the agent. The base classes.
 
-A transform acts twice: on the time steps that a policy acts on, and on the trajectories that the agent trains on, which
-the replay holds as the environment made them. `transformed.make_agent` applies a list of transforms in both places.
+A transform acts twice: on the time steps that a policy acts on, and on the trajectories that the
+agent trains on, which the replay holds as the environment made them. `transformed.make_agent`
+applies a list of transforms in both places.
 
-A transform is constructed with its settings only. `transform_specs` is called once, on a copy, before anything else: it
-checks the specs, makes variables if there are any, and returns what the next transform gets.
+A transform is constructed with its settings only. `transform_specs` is called once, on a copy,
+before anything else: it checks the specs, makes variables if there are any, and returns what the
+next transform gets.
 """
 
 import enum
@@ -34,7 +36,8 @@ class Transform:
       stage: which transforms come first.
       history_steps: the rows before a sequence that it needs in training.
       future_steps: the rows after a sequence that it needs in training, and removes.
-      state_spec: nest of specs of what it keeps between two steps of an episode while a policy acts; () is nothing.
+      state_spec: nest of specs of what it keeps between two steps of an episode while a policy
+        acts; () is nothing.
       statistics: the module with the variables that it updates; None has none.
       policy_variables: those of its variables that a policy uses.
     """
@@ -87,7 +90,8 @@ class ObservationTransform(Transform):
     def __init__(self, paths: Sequence[str] | None = None):
         """
         Args:
-          paths: the paths of the tensors to change, such as 'robot.camera'; None changes all that fit.
+          paths: the paths of the tensors to change, such as 'robot.camera'; None changes all that
+            fit.
         """
         if isinstance(paths, str):
             raise UserValueError(f'got paths={paths!r}; need a list of paths, such as [{paths!r}]')

@@ -1,7 +1,8 @@
 """An agent of any algorithm whose observations and rewards are transformed.
 
-Its policies take the environment's observations, so collectors, evaluations and exported policies need to know nothing
-of the transforms. The replay holds what the environment made, once; batches are transformed when they are trained on.
+Its policies take the environment's observations, so collectors, evaluations and exported policies
+need to know nothing of the transforms. The replay holds what the environment made, once; batches
+are transformed when they are trained on.
 """
 
 import copy
@@ -41,13 +42,13 @@ def make_agent(
       train_step: int64 scalar, counts gradient steps.
       experience: the run's experience settings.
       make_agent: makes the agent, for the transformed specs.
-      transforms: the transforms, in this order. Those that compute rewards from the environment's observations come
-        first.
+      transforms: the transforms, in this order. Those that compute rewards from the environment's
+        observations come first.
 
     Raises:
-      ValueError: if a transform does not fit the specs or stands at the wrong place, it needs other rows than items
-        have, the transformed rewards are not one number, or `make_agent` refuses its arguments or makes an agent that
-        changes sequences itself.
+      ValueError: if a transform does not fit the specs or stands at the wrong place, it needs other
+        rows than items have, the transformed rewards are not one number, or `make_agent` refuses
+        its arguments or makes an agent that changes sequences itself.
     """
     if not experience.replay.learns_from_old_items and any(isinstance(item, Hindsight) for item in transforms):
         raise UserValueError(
@@ -78,7 +79,8 @@ class TransformedAgent(WrappedAgent):
 
     Attributes:
       extra_steps: the rows of an item before and after its sequence, which the transforms need.
-      reward_weights: the weights of several rewards, float32 variable [n]; None if there is one reward.
+      reward_weights: the weights of several rewards, float32 variable [n]; None if there is one
+        reward.
       description: the transforms and their numbers, in one line.
     """
 
@@ -128,8 +130,8 @@ class TransformedAgent(WrappedAgent):
 class TransformedPolicy(tf_policy.TFPolicy):
     """Transforms time steps, then asks another policy.
 
-    If a transform keeps something between two steps, such as the newest frames, the policy state is a dictionary of
-    'transforms' and 'policy', the other policy's state; else it is the latter.
+    If a transform keeps something between two steps, such as the newest frames, the policy state is
+    a dictionary of 'transforms' and 'policy', the other policy's state; else it is the latter.
     """
 
     def __init__(self, policy: tf_policy.TFPolicy, specs: EnvironmentSpecs, pipeline: 'Pipeline'):
@@ -209,9 +211,11 @@ class Pipeline:
 
     Attributes:
       specs: the transformed specs, which the agent gets.
-      state_spec: what the transforms keep between two steps of an episode while a policy acts; () if nothing.
+      state_spec: what the transforms keep between two steps of an episode while a policy acts; ()
+        if nothing.
       statistics: the modules with the transforms' variables, in their order.
-      extra_steps: the rows before and after a sequence that the transforms need in training, and remove.
+      extra_steps: the rows before and after a sequence that the transforms need in training, and
+        remove.
     """
 
     def __init__(self, transforms: Sequence[Transform], specs: EnvironmentSpecs, slicing: Slicing):
@@ -223,8 +227,8 @@ class Pipeline:
           slicing: how steps become items.
 
         Raises:
-          ValueError: if a transform does not fit what the one before it returns, or stands behind one that it has to
-            precede, or items have other rows than the transforms need.
+          ValueError: if a transform does not fit what the one before it returns, or stands behind
+            one that it has to precede, or items have other rows than the transforms need.
         """
         _check(transforms)
         _check_rows(transforms, slicing)

@@ -1,7 +1,7 @@
 """Kubernetes: the manifests of a run, as one JSON list that `kubectl apply -f` takes. Nothing is submitted.
 
-What they are stands in `kubernetes.yaml`; this fills it in. What a cluster needs besides (secrets, tolerations, ...) is
-in a file of one's own, which is merged into the pods.
+What they are stands in `kubernetes.yaml`; this fills it in. What a cluster needs besides (secrets,
+tolerations, ...) is in a file of one's own, which is merged into the pods.
 """
 
 import dataclasses
@@ -49,9 +49,11 @@ class PodOptions:
 
     Attributes:
       image: the container image, see docs/docker.md; required.
-      patch: a file of JSON or YAML that is merged into the pods of each kind of job, see docs/clusters.md; '': nothing.
+      patch: a file of JSON or YAML that is merged into the pods of each kind of job, see
+        docs/clusters.md; '': nothing.
       accelerator_label: the node label that an accelerator's kind is compared with; '' is GKE's.
-      tpu_topology: the layout of the TPU chips, such as 2x4; accelerators are TPU chips then, else GPUs.
+      tpu_topology: the layout of the TPU chips, such as 2x4; accelerators are TPU chips then, else
+        GPUs.
     """
 
     image: str = ''
@@ -69,7 +71,8 @@ class VolumeOptions:
     """The volume of the run directory, which all machines mount.
 
     Attributes:
-      claim: the name of a PersistentVolumeClaim that is there; '': the run's own, which part=claims renders.
+      claim: the name of a PersistentVolumeClaim that is there; '': the run's own, which part=claims
+        renders.
       storage_class: of the run's own claim; '' is the cluster's default.
       storage_gb: the size of the run's own claim [GB].
     """
@@ -86,10 +89,13 @@ class KubernetesOptions:
     Attributes:
       queue: Kueue's LocalQueue that the run waits in; '': none.
       cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
-      part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its directory.
+      part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its
+        directory.
       namespace: where everything is.
-      max_collectors: up to how many collectors the autoscaler starts; 0: their number stays, and they end with the run.
-      metric: the external metric that the autoscaler reads: the share of time that the learner waits for data.
+      max_collectors: up to how many collectors the autoscaler starts; 0: their number stays, and
+        they end with the run.
+      metric: the external metric that the autoscaler reads: the share of time that the learner
+        waits for data.
       serve_replicas: servers of the policies; 0: none.
     """
 
@@ -299,8 +305,8 @@ class _Run:
         """Returns the template of the pods of a job.
 
         Args:
-          job: the job, or the first of its kind; a server's name has its pod's number, a collector's its index, or is
-            its pod's where pods have none.
+          job: the job, or the first of its kind; a server's name has its pod's number, a
+            collector's its index, or is its pod's where pods have none.
           restart: the pod's restart policy.
         """
         own_flags, topology = ('--collector_name=', '--name=', '--shard=', '--index='), self._topology
@@ -395,8 +401,8 @@ class _Run:
 def _filled(template: Any, values: Mapping[str, Any]) -> Any:
     """Returns a template with values for its words in angle brackets.
 
-    A value that is all of a text keeps its type. A list is joined to the list that it stands in; a key whose value is
-    None is left out.
+    A value that is all of a text keeps its type. A list is joined to the list that it stands in; a
+    key whose value is None is left out.
     """
     if isinstance(template, dict):
         filled = {key: _filled(value, values) for key, value in template.items()}

@@ -1,7 +1,8 @@
 """Cloud TPU's queued resources: a run on a TPU VM, which Google Cloud makes as soon as it has one.
 
-The VM's startup script runs on each of its hosts at each start. On the first host it supervises all jobs of the run
-(`supervise`), which go on after maintenance. Unproven: it was rendered, and submitted to a program that recorded it.
+The VM's startup script runs on each of its hosts at each start. On the first host it supervises all
+jobs of the run (`supervise`), which go on after maintenance. Unproven: it was rendered, and
+submitted to a program that recorded it.
 """
 
 import dataclasses
@@ -34,12 +35,15 @@ class QueuedResourcesOptions:
     Attributes:
       zone: where the TPU is; needed.
       accelerator_type: the TPU's kind and size.
-      runtime_version: the software of its VM; the default is Google's for v4 and older, without TensorFlow.
+      runtime_version: the software of its VM; the default is Google's for v4 and older, without
+        TensorFlow.
       project: who pays; '' is gcloud's own default.
       gcloud: further options of gcloud, such as '--spot'.
-      setup: shell commands that come first on the VM: they mount the run directory, and install what the jobs need.
+      setup: shell commands that come first on the VM: they mount the run directory, and install
+        what the jobs need.
       python: the Python on the VM that has this package.
-      strategy: the train job's: 'tpu:local' for a VM of one host, 'tpu' with TPU_NAME in `setup` for several.
+      strategy: the train job's: 'tpu:local' for a VM of one host, 'tpu' with TPU_NAME in `setup`
+        for several.
     """
 
     zone: str = ''
@@ -68,7 +72,8 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: QueuedRes
 
     Raises:
       ValueError: if the run cannot be on one VM, or no zone is given.
-      RuntimeError: if Google Cloud refuses, as it does while there is a queued resource of that name.
+      RuntimeError: if Google Cloud refuses, as it does while there is a queued resource of that
+        name.
     """
     on_vm = _on_vm(topology, options)
     run_dir.make()

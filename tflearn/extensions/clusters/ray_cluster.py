@@ -1,8 +1,9 @@
 """Ray: the jobs of a run as actors of a cluster, each in a place of one placement group.
 
-An actor is a process of Ray's Python that runs the supervisor of one job (`supervise`), which restarts it in place by
-the rules of a local run. Ray starts the actor again on another node when its own was lost. The launcher becomes
-`ray_driver`, which watches the actors until the run has ended. Neither needs TensorFlow and Ray in one environment.
+An actor is a process of Ray's Python that runs the supervisor of one job (`supervise`), which
+restarts it in place by the rules of a local run. Ray starts the actor again on another node when
+its own was lost. The launcher becomes `ray_driver`, which watches the actors until the run has
+ended. Neither needs TensorFlow and Ray in one environment.
 """
 
 import dataclasses
@@ -32,11 +33,13 @@ class RayOptions:
     """What Ray is told besides the jobs' resources.
 
     Attributes:
-      address: the cluster, 'host:port' of its head node; 'auto' is the one that this machine belongs to.
+      address: the cluster, 'host:port' of its head node; 'auto' is the one that this machine
+        belongs to.
       python: the interpreter of the jobs, on all nodes; '' is this one.
-      ray_python: the interpreter that has Ray, of the same version as the cluster's; '' is this one.
-      strategy: how the jobs are divided among the nodes: PACK on few of them, SPREAD over many, STRICT_PACK on one,
-        STRICT_SPREAD on one each.
+      ray_python: the interpreter that has Ray, of the same version as the cluster's; '' is this
+        one.
+      strategy: how the jobs are divided among the nodes: PACK on few of them, SPREAD over many,
+        STRICT_PACK on one, STRICT_SPREAD on one each.
     """
 
     address: str = 'auto'
@@ -147,7 +150,8 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOption
         ) from error
     write_commands(run_dir, topology)
     places.save(with_python(topology, run_dir, package, options), run_dir)
-    # The driver reads the plan from a file that no other program can change: it could not check one as we do.
+    # The driver reads the plan from a file that no other program can change: it could not check one
+    # as we do.
     with open(os.memfd_create('plan'), 'w+', encoding='utf-8') as file:
         json.dump(plan(topology, run_dir, package, options), file)
         file.seek(0)

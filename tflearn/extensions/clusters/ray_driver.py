@@ -2,9 +2,10 @@
 
 Usage: ray_driver.py < PLAN, the JSON file that `ray_cluster.plan` describes.
 
-It is for a Python that has Ray, and imports nothing else outside the standard library: Ray's protobuf and TensorFlow's
-differ. Each actor runs one process, the supervisor of a job, in a place of one placement group. Ray starts an actor
-again on another node when its own is lost. When this program ends, however it does, all jobs are stopped.
+It is for a Python that has Ray, and imports nothing else outside the standard library: Ray's
+protobuf and TensorFlow's differ. Each actor runs one process, the supervisor of a job, in a place
+of one placement group. Ray starts an actor again on another node when its own is lost. When this
+program ends, however it does, all jobs are stopped.
 """
 
 import contextlib
@@ -52,7 +53,8 @@ class JobActor:
     def run(self) -> int:
         """Runs the job on this node. Returns the supervisor's exit code.
 
-        Ray calls it again while it runs, when the actor did not answer for a while; both calls return the same.
+        Ray calls it again while it runs, when the actor did not answer for a while; both calls
+        return the same.
         """
         import ray
 
@@ -149,7 +151,8 @@ class View:
         """Starts the process as soon as a job has reported."""
         if self._process is None and any(self._status.glob('[!.]*.json')):
             environment = {**os.environ, 'TERM': 'dumb'}  # lines, between those of the driver
-            # Ctrl-C is for the driver. When that is killed, the process ends at its next line, which nothing takes.
+            # Ctrl-C is for the driver. When that is killed, the process ends at its next line,
+            # which nothing takes.
             self._process = subprocess.Popen(
                 self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
             )
@@ -320,7 +323,8 @@ def main() -> None:
     try:
         code = _Run(plan).run()
     except (ConnectionError, ValueError) as error:
-        # No cluster at that address, another version of Ray there, or the run's actors exist already.
+        # No cluster at that address, another version of Ray there, or the run's actors exist
+        # already.
         sys.stderr.write(f'tflearn-launch: error: got an error from Ray: {" ".join(str(error).split())}\n')
         code = 2
     sys.exit(code)

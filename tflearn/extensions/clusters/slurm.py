@@ -1,8 +1,9 @@
 """Slurm: a batch script for each kind of job, and their submission.
 
-Each Slurm job supervises one job of the run (`supervise`), which restarts it in place; jobs of a kind are a job array;
-the workers of a learner are the tasks of one step, a machine each. Slurm requeues a job whose machine was lost. A job
-that reaches its time limit gets SIGTERM in time to save, and requeues itself.
+Each Slurm job supervises one job of the run (`supervise`), which restarts it in place; jobs of a
+kind are a job array; the workers of a learner are the tasks of one step, a machine each. Slurm
+requeues a job whose machine was lost. A job that reaches its time limit gets SIGTERM in time to
+save, and requeues itself.
 """
 
 import dataclasses
@@ -18,7 +19,8 @@ from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.launch.reports import write_commands
 from tflearn.launch.topology import Job, Resources, Topology, load
 
-# The job of a kind begins when that of another one has begun, so that none holds a place without what it needs.
+# The job of a kind begins when that of another one has begun, so that none holds a place without
+# what it needs.
 _AFTER = {
     'replay_server': 'coordinator',
     'train': 'replay_server',
@@ -50,7 +52,8 @@ fi
 exit "$code"
 """
 
-# srun kills its tasks when it gets SIGTERM itself; scancel lets them save. What a killed srun left behind is killed.
+# srun kills its tasks when it gets SIGTERM itself; scancel lets them save. What a killed srun left
+# behind is killed.
 _GROUP = """\
 for step in $(squeue --noheader --steps --job="$SLURM_JOB_ID" --format=%i); do
   [[ $step == *.batch || $step == *.extern ]] || scancel --signal=KILL "$step"
@@ -196,8 +199,8 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
       What was submitted, and how to watch and to stop it; one sentence each line.
 
     Raises:
-      ValueError: if there is nothing to submit, what is there was submitted with other settings, or the run directory
-        cannot be written to.
+      ValueError: if there is nothing to submit, what is there was submitted with other settings, or
+        the run directory cannot be written to.
       RuntimeError: if Slurm refuses a job; those that were submitted before it are cancelled.
     """
     run_dir.make()
@@ -214,7 +217,8 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpti
         for kind, script in scripts(topology, run_dir, package, options).items():
             if kind not in ids:
                 after = [f'--dependency=after:{ids[_AFTER[kind]]}'] if _AFTER.get(kind) in ids else []
-                # Jobs get this environment, as local ones do: PYTHONPATH, and what a user's own modules need.
+                # Jobs get this environment, as local ones do: PYTHONPATH, and what a user's own
+                # modules need.
                 sbatch = ['sbatch', '--parsable', '--export=ALL', *after]
                 ids[kind] = new[kind] = places.output(sbatch, script).strip().split(';')[0]
                 write_json(run_dir.submitted, {'slurm': ids})

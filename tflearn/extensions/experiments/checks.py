@@ -1,8 +1,9 @@
 """Checks of a run's metrics for the signs that learning goes wrong.
 
-A check is a pure function of the metrics' series. `docs/diagnosis.md` says of each what it means and what helps; the
-bounds are rules of thumb, not laws: Andrychowicz et al. 2020, "What Matters In On-Policy Reinforcement Learning?"
-(arXiv 2006.05990), and Schulman 2017, "The Nuts and Bolts of Deep RL Experimentation", name most of them.
+A check is a pure function of the metrics' series. `docs/diagnosis.md` says of each what it means
+and what helps; the bounds are rules of thumb, not laws: Andrychowicz et al. 2020, "What Matters In
+On-Policy Reinforcement Learning?" (arXiv 2006.05990), and Schulman 2017, "The Nuts and Bolts of
+Deep RL Experimentation", name most of them.
 """
 
 import dataclasses
@@ -40,7 +41,8 @@ class Finding:
 
     Attributes:
       check: the check's name, which is the heading's anchor in `PAGE`.
-      wrong: whether it looks wrong; None if the run has not recorded what is needed, or too little of it.
+      wrong: whether it looks wrong; None if the run has not recorded what is needed, or too little
+        of it.
       text: what was seen, with the figure; of an unmeasured check what is needed.
     """
 

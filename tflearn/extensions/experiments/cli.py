@@ -16,9 +16,9 @@ _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
 def _seeds(switches: flags.FlagValues) -> int:
     """Runs a gin file once for each seed, and compares the runs: tflearn seeds --gin_file=FILE --root_dir=DIR.
 
-    The run of seed 3 is in ROOT_DIR/seed_3. The same command continues what was stopped, and starts failed seeds again.
-    At the end there are comparison.md, comparison.png and comparison.csv in ROOT_DIR; tflearn compare shows several
-    such folders beside each other.
+    The run of seed 3 is in ROOT_DIR/seed_3. The same command continues what was stopped, and starts
+    failed seeds again. At the end there are comparison.md, comparison.png and comparison.csv in
+    ROOT_DIR; tflearn compare shows several such folders beside each other.
     """
     from tflearn.extensions.experiments import runs
 
@@ -40,10 +40,11 @@ def _seeds(switches: flags.FlagValues) -> int:
 def _tune(switches: flags.FlagValues) -> int:
     """Searches hyperparameters: tflearn tune --gin_file=ppo_cartpole --space=ppo --trials=30 --root_dir=runs/tune.
 
-    Each trial is a run, in ROOT_DIR/trial_0, trial_1, ...; trials that fall behind are pruned. The same command
-    continues what was stopped or killed. The best trials run again with fresh seeds. At the end ROOT_DIR has best.gin,
-    which runs as it is, tuning.md with all trials, tuning.png with the history and the importances, and in best/ runs
-    of best.gin with seeds that decided nothing, whose score is printed.
+    Each trial is a run, in ROOT_DIR/trial_0, trial_1, ...; trials that fall behind are pruned. The
+    same command continues what was stopped or killed. The best trials run again with fresh seeds.
+    At the end ROOT_DIR has best.gin, which runs as it is, tuning.md with all trials, tuning.png
+    with the history and the importances, and in best/ runs of best.gin with seeds that decided
+    nothing, whose score is printed.
     """
     from tflearn.extensions.experiments import runs, tuning
 
@@ -67,9 +68,9 @@ def _tune(switches: flags.FlagValues) -> int:
 def _policies(switches: flags.FlagValues, *given: str) -> int:
     """Trains several policies of one game: tflearn policies --root_dir=runs/talk speaker=talk.gin listener=talk.gin.
 
-    Each argument is a policy of `pettingzoo_env.make.policies` and the gin file of its run, which is in
-    ROOT_DIR/speaker. In it the other policies play as their runs export them. The same command continues what was
-    stopped; tflearn list shows all of them.
+    Each argument is a policy of `pettingzoo_env.make.policies` and the gin file of its run, which
+    is in ROOT_DIR/speaker. In it the other policies play as their runs export them. The same
+    command continues what was stopped; tflearn list shows all of them.
     """
     from tflearn.extensions.experiments import overview, policies
 
@@ -85,8 +86,8 @@ def _policies(switches: flags.FlagValues, *given: str) -> int:
 def _list(switches: flags.FlagValues, *roots: str) -> int:
     """Lists the runs in a folder and its sub-folders: tflearn list DIR [DIR ...].
 
-    It says of each run how it is (done, failed, running, stopped), its steps, the mean return of its newest and of its
-    best evaluation, and when it last reported. It writes nothing.
+    It says of each run how it is (done, failed, running, stopped), its steps, the mean return of
+    its newest and of its best evaluation, and when it last reported. It writes nothing.
     """
     from tflearn.extensions.experiments import overview
 
@@ -97,8 +98,9 @@ def _list(switches: flags.FlagValues, *roots: str) -> int:
 def _watch(switches: flags.FlagValues, root: str) -> int:
     """Shows a run that runs elsewhere, until it is done: tflearn watch RUN.
 
-    RUN is the --root_dir of a run, or its URL in an object store. It shows what tflearn-launch shows, by the files that
-    the jobs write: in a terminal a live view, otherwise a line every ten seconds. Ctrl-C ends only the view.
+    RUN is the --root_dir of a run, or its URL in an object store. It shows what tflearn-launch
+    shows, by the files that the jobs write: in a terminal a live view, otherwise a line every ten
+    seconds. Ctrl-C ends only the view.
     """
     from tflearn.launch import local, reports, supervisor
 
@@ -115,9 +117,10 @@ def _watch(switches: flags.FlagValues, root: str) -> int:
 def _compare(switches: flags.FlagValues, *roots: str) -> int:
     """Compares runs by their evaluations: tflearn compare RUN [RUN ...].
 
-    Each RUN is a group: a folder of runs, as tflearn seeds makes it, or the --root_dir of one run; single runs whose
-    configuration differs in seeds only are one group. It prints a table: the score of each group, and whether it is
-    better than the first group, with an exact p. It writes nothing but --output.
+    Each RUN is a group: a folder of runs, as tflearn seeds makes it, or the --root_dir of one run;
+    single runs whose configuration differs in seeds only are one group. It prints a table: the
+    score of each group, and whether it is better than the first group, with an exact p. It writes
+    nothing but --output.
     """
     from tflearn.extensions.experiments import comparison
 
@@ -133,9 +136,9 @@ def _compare(switches: flags.FlagValues, *roots: str) -> int:
 def _report(switches: flags.FlagValues, *roots: str) -> int:
     """Writes one page about runs: tflearn report RUN [RUN ...] [--output=report.html].
 
-    The page needs no network. It says which setting was best, how sure that is, what was slow, and how to repeat it;
-    and shows curves, the time of each part, episodes, configurations, how the runs ended, and a video if one was
-    recorded. Each RUN is a group, as for tflearn compare.
+    The page needs no network. It says which setting was best, how sure that is, what was slow, and
+    how to repeat it; and shows curves, the time of each part, episodes, configurations, how the
+    runs ended, and a video if one was recorded. Each RUN is a group, as for tflearn compare.
     """
     from tflearn.extensions.experiments import report
 
@@ -148,9 +151,10 @@ def _report(switches: flags.FlagValues, *roots: str) -> int:
 def _doctor(switches: flags.FlagValues, *roots: str) -> int:
     """Checks a run's metrics for signs that it does not learn: tflearn doctor ROOT_DIR [ROOT_DIR ...].
 
-    It reads the summaries of the train, collect and evaluate jobs, of a running or an ended run, and writes nothing.
-    Each line is a check: LOOK (it looks wrong), ok, or unknown (the run has not recorded the metric), with the value
-    that was found and the section of the documentation that explains it and says what to do.
+    It reads the summaries of the train, collect and evaluate jobs, of a running or an ended run,
+    and writes nothing. Each line is a check: LOOK (it looks wrong), ok, or unknown (the run has not
+    recorded the metric), with the value that was found and the section of the documentation that
+    explains it and says what to do.
     """
     from tflearn.extensions.experiments import checks, series
 
@@ -173,12 +177,12 @@ def _doctor(switches: flags.FlagValues, *roots: str) -> int:
 def _track(switches: flags.FlagValues, root: str) -> int:
     """Sends what a run records to a tracker: tflearn track RUN --to=wandb:PROJECT.
 
-    RUN is the --root_dir of a run on this machine, which may go on: it is followed until it has ended. Each point is
-    given once, also if the program is stopped and started again. It loads no TensorFlow, so it may run in an
-    environment of its own.
+    RUN is the --root_dir of a run on this machine, which may go on: it is followed until it has
+    ended. Each point is given once, also if the program is stopped and started again. It loads no
+    TensorFlow, so it may run in an environment of its own.
 
-    --to is jsonl[:FILE], hparams, mlflow[:URI], wandb[:PROJECT], aim[:REPOSITORY], or FILE.py:FUNCTION, a function of
-    yours that gets each event.
+    --to is jsonl[:FILE], hparams, mlflow[:URI], wandb[:PROJECT], aim[:REPOSITORY], or
+    FILE.py:FUNCTION, a function of yours that gets each event.
     """
     from tflearn.extensions.experiments import trackers
 

@@ -174,22 +174,24 @@ def compare(
 ) -> Comparison:
     """Compares runs by their evaluations.
 
-    The axis ends where the shortest run ends. A run that ended by reaching its target keeps its last value from there
-    on, so it does not shorten the axis, unless all runs ended so.
+    The axis ends where the shortest run ends. A run that ended by reaching its target keeps its
+    last value from there on, so it does not shorten the axis, unless all runs ended so.
 
     Args:
-      *runs: each is a group: a folder whose sub-folders are runs (as `tflearn seeds` makes it), a run directory, or a
-        `TrainedRun`. Single runs whose recorded configuration differs in seeds only are one group.
+      *runs: each is a group: a folder whose sub-folders are runs (as `tflearn seeds` makes it), a
+        run directory, or a `TrainedRun`. Single runs whose recorded configuration differs in seeds
+        only are one group.
       axis: what the curves are compared against.
       metric: 'return', 'length', or another metric of the evaluations (evaluations.jsonl).
       lower_is_better: whether a smaller value is better.
-      paired: whether runs of one name (`seed_1`) had the same starts in all groups, so that pairs are
-        compared; it needs six.
-      equal_within: groups are equal if the interval of their scores' difference lies within it; None:
-        they never are.
+      paired: whether runs of one name (`seed_1`) had the same starts in all groups, so that pairs
+        are compared; it needs six.
+      equal_within: groups are equal if the interval of their scores' difference lies within it;
+        None: they never are.
 
     Raises:
-      ValueError: if there is no run, or no evaluation with the metric, or runs of a name without a pair.
+      ValueError: if there is no run, or no evaluation with the metric, or runs of a name without a
+        pair.
     """
     if axis not in _AXES:
         raise UserValueError(f'got axis={axis!r}; need one of {", ".join(get_args(Axis))}')

@@ -23,7 +23,8 @@ HEAD = 'state', 'train steps', 'env steps', 'newest return', 'best return', 'las
 def cells(run_dir: RunDir) -> tuple[str, ...]:
     """Returns how a run is, the row of a table below `HEAD`.
 
-    Its state is 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a result'.
+    Its state is 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a
+    result'.
     """
     status = run_dir.statuses()
     done, train = read_json(run_dir.done, messages.Done) or {}, status.get('train', {})

@@ -25,13 +25,14 @@ def run(
 ) -> dict[str, int]:
     """Trains policies to their ends, each in a run in whose environments the others play as they are exported.
 
-    The same call continues what was stopped. If one fails, the others are stopped. Call it from the main thread: it
-    handles signals, see `runs.Runs`.
+    The same call continues what was stopped. If one fails, the others are stopped. Call it from the
+    main thread: it handles signals, see `runs.Runs`.
 
     Args:
-      root_dir: a folder; the run of a policy is in a sub-folder of its name, and what it prints in `<name>.log`.
-      gin_files: a gin file for each policy by its name: paths, or names of packaged ones; they may be the same. Each
-        binds `pettingzoo_env.make.policies`.
+      root_dir: a folder; the run of a policy is in a sub-folder of its name, and what it prints in
+        `<name>.log`.
+      gin_files: a gin file for each policy by its name: paths, or names of packaged ones; they may
+        be the same. Each binds `pettingzoo_env.make.policies`.
       out: gets the lines of `runs.Runs`.
       gin_bindings: gin statements that come after each of them.
       mode: 'processes' or 'synchronous'; see `tflearn.train`.
@@ -41,8 +42,8 @@ def run(
       Policy -> the exit code of its run: 0 if it has reached its end, 130 if it was stopped.
 
     Raises:
-      ValueError: if a gin file or a binding is wrong, the policies are not those of the game, or another process works
-        in the folder.
+      ValueError: if a gin file or a binding is wrong, the policies are not those of the game, or
+        another process works in the folder.
     """
     root = local_path(root_dir, '--root_dir')
     bindings = {name: [*_partners(name, [*gin_files], root, partner), *gin_bindings] for name in gin_files}
@@ -98,16 +99,19 @@ def train_policies(
     Args:
       policies: arguments of `tflearn.train` for each policy by its name, such as `make_agent`.
       root_dir: a folder; the run of a policy is in a sub-folder of its name.
-      partner: how the others play in a policy's environment: by their newest weights, or a league of their versions.
+      partner: how the others play in a policy's environment: by their newest weights, or a league
+        of their versions.
       out: gets the progress.
-      **shared: arguments of `tflearn.train` for all policies; `make_environment` is a partial of `pettingzoo_env.make`
-        with `policies`. As for the mode 'processes' of `tflearn.train`, functions and classes are those of modules.
+      **shared: arguments of `tflearn.train` for all policies; `make_environment` is a partial of
+        `pettingzoo_env.make` with `policies`. As for the mode 'processes' of `tflearn.train`,
+        functions and classes are those of modules.
 
     Returns:
       The `TrainedRun` of each policy.
 
     Raises:
-      TypeError, ValueError: what `tflearn.train` raises, or if the policies are not those of the game.
+      TypeError, ValueError: what `tflearn.train` raises, or if the policies are not those of the
+        game.
       RuntimeError: if a run has failed, or was stopped.
     """
     from tflearn.api import training  # It loads TensorFlow, which the program need not.

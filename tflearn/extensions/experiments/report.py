@@ -211,7 +211,8 @@ def _times(run: RunDir, its_series: Series) -> Times:
     statuses = run.statuses()
     train = statuses.get('train', {})
     apart = [each for name, each in statuses.items() if name != 'train' and 'policy_secs' in each]
-    # The learner's status has the seconds of all collectors, also of those in processes of their own.
+    # The learner's status has the seconds of all collectors, also of those in processes of their
+    # own.
     sources = [train] if 'policy_secs' in train else apart
     collectors: dict[str, float] = {
         part: sum(float(each.get(f'{part}_secs') or 0.0) for each in sources) for part in COLLECT_PARTS

@@ -32,7 +32,8 @@ _LINE_SECS, _POLL_SECS, _STOP_SECS = 10.0, 0.2, 60.0
 # Evaluations play other episodes than training.
 _EVALUATION_SEED = 1_000_000
 _JOBS = ('train', 'collect', 'evaluate')
-# The last line of a traceback, or a program's error line; before what gin, or `tflearn.train` of processes, adds.
+# The last line of a traceback, or a program's error line; before what gin, or `tflearn.train` of
+# processes, adds.
 _CAUSE = re.compile(r'[\w.-]+(: error)?: (?!got a run that failed in )')
 _LAST_LINES = 20  # of a log, in which the cause of a failure is
 _RUN = f"""
@@ -77,11 +78,12 @@ def check(gin_file: str, gin_bindings: Sequence[str]) -> Effective:
 class Runs:
     """A context in which runs are started, watched and stopped. Enter it in the main thread: it handles signals.
 
-    SIGINT, SIGTERM and SIGHUP stop the runs cleanly, a second one kills them. If this process is killed, its runs are
-    stopped too, and the folder stays locked until they have ended.
+    SIGINT, SIGTERM and SIGHUP stop the runs cleanly, a second one kills them. If this process is
+    killed, its runs are stopped too, and the folder stays locked until they have ended.
 
     Attributes:
-      root: a folder; the run `seed_3` is in a sub-folder of that name, and what it prints in `seed_3.log`.
+      root: a folder; the run `seed_3` is in a sub-folder of that name, and what it prints in
+        `seed_3.log`.
       running: the processes of the runs that have not ended, by the runs' names.
     """
 
@@ -218,10 +220,12 @@ def run_seeds(
 ) -> dict[int, int]:
     """Runs what is missing of one run for each seed; they differ in nothing else.
 
-    The same call continues what was stopped. Call it from the main thread: it handles signals, see `Runs`.
+    The same call continues what was stopped. Call it from the main thread: it handles signals, see
+    `Runs`.
 
     Args:
-      root_dir: a folder; the run of seed 3 is in `seed_3` below it, and what it prints in `seed_3.log`.
+      root_dir: a folder; the run of seed 3 is in `seed_3` below it, and what it prints in
+        `seed_3.log`.
       gin_file: a path, or the name of a packaged gin file.
       seeds: the seeds.
       out: gets the lines of `Runs`.
@@ -230,7 +234,8 @@ def run_seeds(
       mode: 'processes' or 'synchronous'; see `tflearn.train`.
 
     Returns:
-      Seed -> the exit code of its run: 0 if it has reached its end, 130 if it was stopped or not started.
+      Seed -> the exit code of its run: 0 if it has reached its end, 130 if it was stopped or not
+      started.
 
     Raises:
       ValueError: if the gin file or a binding is wrong, or another process works in the folder.

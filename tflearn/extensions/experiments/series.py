@@ -98,7 +98,8 @@ def _points(values: dict[int, tuple[float, float]]) -> Points:
     """Returns a metric's course without the steps that were taken again after an older checkpoint was restored."""
     steps = np.array(sorted(values), np.int64)
     times, numbers = np.array([values[step] for step in steps.tolist()], np.float64).T
-    # A step whose time is after that of a later step was taken again: the later one is of the old course.
+    # A step whose time is after that of a later step was taken again: the later one is of the old
+    # course.
     newest = np.maximum.accumulate(times)
     kept = (times >= newest) & np.isfinite(numbers)
     return Points(steps[kept], numbers[kept])
@@ -115,8 +116,9 @@ _ONLY_AT_THE_END = {'returns-flat', 'data-wait'}  # a young run has not learned 
 class Watch:
     """Takes each summary's metrics, and logs what looks wrong, once until it looks right again.
 
-    Metrics of gradients are in no summary's metrics, since the summary program writes them itself; those of collectors
-    and of the evaluation have steps of their own. They are read from the run's event files.
+    Metrics of gradients are in no summary's metrics, since the summary program writes them itself;
+    those of collectors and of the evaluation have steps of their own. They are read from the run's
+    event files.
     """
 
     def __init__(self, run_dir: RunDir) -> None:

@@ -3,14 +3,16 @@
 A tracker is called with events, which are dicts:
 
 - {'kind': 'config', 'settings': {name: value}}: the run's configuration;
-- {'kind': 'metric', 'name': 'train/loss', 'step': 100, 'value': 0.5, 'time': 1.7e9}: a point of a curve;
-- {'kind': 'file', 'name': 'video', 'path': '/runs/a/videos/1.mp4', 'step': 100}: a video, or at the end the learning
-  curve ('curve') and the best policy ('policy', a directory);
+- {'kind': 'metric', 'name': 'train/loss', 'step': 100, 'value': 0.5, 'time': 1.7e9}: a point of a
+  curve;
+- {'kind': 'file', 'name': 'video', 'path': '/runs/a/videos/1.mp4', 'step': 100}: a video, or at the
+  end the learning curve ('curve') and the best policy ('policy', a directory);
 - {'kind': 'end', 'reason': 'target_return 475 reached'}: the run has ended.
 
-The trackers are JSON lines, TensorBoard's HParams, MLflow, Weights & Biases, Aim, a function. Each is made from `to`,
-the text after its name in --to, and from the state that it had. Their libraries are in no extra, since they do not fit
-beside TensorFlow 2.15: tflearn track runs in an environment of its own as well.
+The trackers are JSON lines, TensorBoard's HParams, MLflow, Weights & Biases, Aim, a function. Each
+is made from `to`, the text after its name in --to, and from the state that it had. Their libraries
+are in no extra, since they do not fit beside TensorFlow 2.15: tflearn track runs in an environment
+of its own as well.
 """
 
 import contextlib
@@ -264,7 +266,8 @@ class JsonLines(Tracker):
 class HParams(Tracker):
     """The settings and the end as events of TensorBoard's HParams plugin, beside the run's own summaries.
 
-    The plugin finds the metrics in the event files that the jobs write, so they are not written again.
+    The plugin finds the metrics in the event files that the jobs write, so they are not written
+    again.
     """
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):

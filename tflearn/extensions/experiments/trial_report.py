@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def ranked(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
     """Returns the trials that have a score, the best one first.
 
-    Those that reached the target come first, by their environment steps; the others follow by their score.
+    Those that reached the target come first, by their environment steps; the others follow by their
+    score.
     """
     return [trial for trial in _ordered(study) if trial.state.name == 'COMPLETE']
 

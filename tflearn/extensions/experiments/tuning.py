@@ -1,11 +1,12 @@
 """Searches hyperparameters: Optuna chooses, each trial is a run, and its evaluations decide whether it is pruned.
 
-The study is a journal in a file, so a search that was stopped or killed goes on: trials that were running continue
-under their numbers. Loads no TensorFlow.
+The study is a journal in a file, so a search that was stopped or killed goes on: trials that were
+running continue under their numbers. Loads no TensorFlow.
 
-A space says what the search may choose, and which gin statements that choice is. It is a TOML file with a line for each
-name of a gin binding: {low = 1e-5, high = 1e-2, log = true} is a range, of integers if its ends are, and a list has the
-values themselves. Or it is a Python file with `suggest(trial)`, which asks Optuna's trial and returns gin statements.
+A space says what the search may choose, and which gin statements that choice is. It is a TOML file
+with a line for each name of a gin binding: {low = 1e-5, high = 1e-2, log = true} is a range, of
+integers if its ends are, and a list has the values themselves. Or it is a Python file with
+`suggest(trial)`, which asks Optuna's trial and returns gin statements.
 """
 
 import dataclasses
@@ -145,7 +146,8 @@ class Tuning:
 
     Attributes:
       root_dir: the folder.
-      gin_file: a path, or the name of a packaged gin file, which has all that the space does not bind.
+      gin_file: a path, or the name of a packaged gin file, which has all that the space does not
+        bind.
       space: see `spaces.resolve`.
       num_trials: trials in all, with those of earlier calls.
       parallel: how many at the same time.
@@ -174,10 +176,12 @@ class Tuning:
           out: gets the lines of `runs.Runs`, and what each trial chose and reached.
 
         Returns:
-          The study; None if a signal stopped trials. What they found is in the folder, see `trial_report.write`.
+          The study; None if a signal stopped trials. What they found is in the folder, see
+          `trial_report.write`.
 
         Raises:
-          ValueError: if a setting is wrong or another one than before, or the first trials, or all, failed.
+          ValueError: if a setting is wrong or another one than before, or the first trials, or all,
+            failed.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = resolve_space(self.space, self.gin_file)
@@ -352,7 +356,8 @@ def run_finals(
     A trial has one seed, and the best of many trials was often lucky.
 
     Returns:
-      The runs of best.gin; None if a run was stopped or failed. The same call continues what was stopped.
+      The runs of best.gin; None if a run was stopped or failed. The same call continues what was
+      stopped.
     """
     root = local_path(tuning.root_dir, '--root_dir')
     finalists = trial_report.ranked(study)[:num_finalists]

@@ -1,8 +1,9 @@
 """Is one group of seeds better than another? An exact p, the level that it really has, and what would have been seen.
 
-The statistic is Mann and Whitney's U: how many pairs of runs, one of each group, the first group wins. Its distribution
-is counted over all ways to split these scores into two groups of these sizes, so the p is exact for any distribution,
-and for tied and two-valued scores. Of paired runs it is Wilcoxon's sum of signed ranks, over all flips of the signs.
+The statistic is Mann and Whitney's U: how many pairs of runs, one of each group, the first group
+wins. Its distribution is counted over all ways to split these scores into two groups of these
+sizes, so the p is exact for any distribution, and for tied and two-valued scores. Of paired runs it
+is Wilcoxon's sum of signed ranks, over all flips of the signs.
 """
 
 import dataclasses
@@ -28,14 +29,19 @@ class Verdict:
     """What the scores of two groups say.
 
     Attributes:
-      word: 'better' or 'worse' if `p` is at most `LEVEL`; 'equal' if `difference` lies within the stated band; 'no
-        verdict attainable' if no split of these scores has such a p.
-      probability: that a run of the group has a higher score than one of the other; a tie counts 1/2.
+      word: 'better' or 'worse' if `p` is at most `LEVEL`; 'equal' if `difference` lies within the
+        stated band; 'no verdict attainable' if no split of these scores has such a p.
+      probability: that a run of the group has a higher score than one of the other; a tie counts
+        1/2.
       p: two-sided and exact.
-      level: the probability of 'better' or 'worse' if the groups do not differ: the greatest p up to `LEVEL`.
-      difference: the ends of the interval of the difference (Hodges and Lehmann's), whose error is at most `LEVEL`.
-      visible: the difference that as many runs show in 80%, if their scores are normal with these deviations.
-      deviations: the same in pooled standard deviations; of pairs, in standard deviations of the pairs' differences.
+      level: the probability of 'better' or 'worse' if the groups do not differ: the greatest p up
+        to `LEVEL`.
+      difference: the ends of the interval of the difference (Hodges and Lehmann's), whose error is
+        at most `LEVEL`.
+      visible: the difference that as many runs show in 80%, if their scores are normal with these
+        deviations.
+      deviations: the same in pooled standard deviations; of pairs, in standard deviations of the
+        pairs' differences.
       holm: the p adjusted for all verdicts of a table, see `adjusted`.
     """
 
@@ -120,7 +126,8 @@ def _counts(ranks: np.ndarray, size: int | None) -> np.ndarray:
 def _differences(values: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
     """Returns the sorted differences of which the statistic counts the positive ones.
 
-    Those of each pair of runs; without `others` the means of each two of the pairs' differences `values`.
+    Those of each pair of runs; without `others` the means of each two of the pairs' differences
+    `values`.
     """
     if others is None:
         return np.sort((values[:, None] + values)[np.triu_indices(len(values))] / 2)
@@ -132,14 +139,15 @@ def _untied(num_runs: int, num_others: int | None) -> tuple[int, float]:
     """Returns what holds for scores without ties; without others for pairs.
 
     Returns:
-      How many values of the statistic, from each end, have a p of at most `LEVEL`; and the difference of normal scores
-      that has such a p in 80%, in standard deviations.
+      How many values of the statistic, from each end, have a p of at most `LEVEL`; and the
+      difference of normal scores that has such a p in 80%, in standard deviations.
     """
     counts = _counts(np.arange(1, num_runs + (num_others or 0) + 1), num_runs if num_others else None)
     lowest = num_runs * (num_runs + 1) // 2 if num_others else 0
     cut = int((counts.cumsum() / counts.sum() <= LEVEL / 2).sum()) - lowest
     rng = np.random.default_rng(0)
-    # A difference shows from where the pairs below 0 are so few that they are within the lower tail.
+    # A difference shows from where the pairs below 0 are so few that they are within the lower
+    # tail.
     needed = [
         -_differences(rng.normal(size=num_runs), rng.normal(size=num_others) if num_others else None)[cut - 1]
         for _ in range(_DRAWS)

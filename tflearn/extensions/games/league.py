@@ -28,8 +28,9 @@ _FORGETTING = 0.98  # the weight of a game after one more against the same versi
 class League:
     """An opponent of `turn_game.make`: versions in a run directory, which it loads as an evaluation does.
 
-    The table of scores is a file of that directory, `league.json`: for each version the number of games and the sum of
-    the agent's scores in them, in which later games count more. All environments of the run add theirs.
+    The table of scores is a file of that directory, `league.json`: for each version the number of
+    games and the sum of the agent's scores in them, in which later games count more. All
+    environments of the run add theirs.
     """
 
     @checked
@@ -46,12 +47,15 @@ class League:
 
         Args:
           run_dir: the directory of the run whose versions play: its own one, or another's.
-          policy: the name of the exported policy, of those that `ExportOptions.policies` names and `keep_last` keeps.
-          num_versions: how many versions play: the newest one, and others at equal distances before it.
-          power: a version is drawn with a probability proportional to (1 - score)^power, as in Vinyals et al. 2019
-            ("Grandmaster level in StarCraft II", prioritized fictitious self-play); 0 draws all alike.
-          random_moves: the share of random legal moves, without which two policies that act by the mode always play the
-            same game.
+          policy: the name of the exported policy, of those that `ExportOptions.policies` names and
+            `keep_last` keeps.
+          num_versions: how many versions play: the newest one, and others at equal distances before
+            it.
+          power: a version is drawn with a probability proportional to (1 - score)^power, as in
+            Vinyals et al. 2019 ("Grandmaster level in StarCraft II", prioritized fictitious
+            self-play); 0 draws all alike.
+          random_moves: the share of random legal moves, without which two policies that act by the
+            mode always play the same game.
           seed: of the draws.
         """
         self._run_dir = RunDir(local_path(run_dir, 'run_dir'))
@@ -131,8 +135,8 @@ class _Scores(TypedDict):
 class Newest:
     """An opponent or partner whose run trains beside: the newest version of its policy, or update where it makes them.
 
-    Each new game may get newer weights. `ExportOptions.update_interval_steps` of that run says how often there are
-    some; they are loaded in a few milliseconds.
+    Each new game may get newer weights. `ExportOptions.update_interval_steps` of that run says how
+    often there are some; they are loaded in a few milliseconds.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], policy: str = 'collect_policy'):

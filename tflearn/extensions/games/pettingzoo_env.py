@@ -35,32 +35,35 @@ def make(
 ) -> BatchedEnvironment:
     """Makes a batch of all agents of some copies of a PettingZoo environment with the parallel API.
 
-    The batch has `num_environments` times the number of possible agents rows: those of the first copy come first. An
-    agent that is terminated or truncated ends its episode; until it comes back, or a new game begins when no agent is
-    left, its row is idle. `info` has the sum of an agent's rewards in its last step, `agent_return/<agent>`, and in one
-    row of a game's last step those of each team, `team_return/<team>`.
+    The batch has `num_environments` times the number of possible agents rows: those of the first
+    copy come first. An agent that is terminated or truncated ends its episode; until it comes back,
+    or a new game begins when no agent is left, its row is idle. `info` has the sum of an agent's
+    rewards in its last step, `agent_return/<agent>`, and in one row of a game's last step those of
+    each team, `team_return/<team>`.
 
     Args:
-      game: a module that has `parallel_env`, such as 'pettingzoo.butterfly.pistonball_v6'; 'module:function' or
-        'module:Class' for another one in it; or a function or class itself. It may be any object with the attributes of
-        PettingZoo's `ParallelEnv`.
+      game: a module that has `parallel_env`, such as 'pettingzoo.butterfly.pistonball_v6';
+        'module:function' or 'module:Class' for another one in it; or a function or class itself. It
+        may be any object with the attributes of PettingZoo's `ParallelEnv`.
       num_environments: the number of copies, which are stepped one after the other in this process.
       seed: copy i is seeded with seed + i; None draws the seeds.
       kwargs: the function's arguments.
-      agent_id: whether the observation has the agent's index, as the part 'agent' beside 'observation' or beside the
-        parts that are there.
+      agent_id: whether the observation has the agent's index, as the part 'agent' beside
+        'observation' or beside the parts that are there.
       teams: the agents of each team by its name; None: one team, 'all', of all of them.
-      policies: the agents of each policy by its name, where there are several; None: one of all agents. Only the agents
-        of the run's policy, which is the one without a partner, are rows then.
+      policies: the agents of each policy by its name, where there are several; None: one of all
+        agents. Only the agents of the run's policy, which is the one without a partner, are rows
+        then.
       partners: functions that make who plays the other policies, by name, such as `league.Newest`.
-      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+      on_nonfinite: what happens if an observation or a reward is not finite, see
+        `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
-      ValueError: if there is no such environment, agents of one policy have different spaces, teams or policies do not
-        have each agent once, or not exactly one policy is without a partner.
+      ValueError: if there is no such environment, agents of one policy have different spaces, teams
+        or policies do not have each agent once, or not exactly one policy is without a partner.
       TypeError: if it does not have the parallel API.
     """
     rows = AgentRows(maker(game, 'parallel_env', kwargs), num_environments, agent_id, teams, policies, partners)
@@ -90,8 +93,8 @@ def name_of(game: Any) -> str:
 class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
     """Games that are stepped one after the other, with a row for each possible agent of the policy in each of them.
 
-    A row whose agent is not in its game is idle: it returns FIRST, with the observation of another agent, since its own
-    would have no legal action, or categories out of bounds.
+    A row whose agent is not in its game is idle: it returns FIRST, with the observation of another
+    agent, since its own would have no legal action, or categories out of bounds.
     """
 
     _KEPT = (
@@ -139,7 +142,8 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         self._present: list[list[str]] = [[] for _ in self._environments]  # the agents with a row that act next
         self._playing: list[list[str]] = [[] for _ in self._environments]  # these and the partners
         self._seen: list[dict[str, Any]] = [{} for _ in self._environments]  # the newest observations of partners
-        # What idle rows return: of an agent that goes on, since one that has ended may have no legal action.
+        # What idle rows return: of an agent that goes on, since one that has ended may have no
+        # legal action.
         self._others: list[Any] = [None for _ in self._environments]
         self._returns = [0.0] * size
         self._game_returns: list[dict[str, float]] = [{} for _ in self._environments]

@@ -61,23 +61,26 @@ def make(
 ) -> BatchedEnvironment:
     """Makes a batch of games in which the agent takes one seat, which is drawn for each game.
 
-    A step is the agent's move and the moves of its opponents until its next turn. `info` has in the last step of a game
-    `score_against/<name>`: 1 if the agent's return is above 0, 0 if it is below, else 0.5.
+    A step is the agent's move and the moves of its opponents until its next turn. `info` has in the
+    last step of a game `score_against/<name>`: 1 if the agent's return is above 0, 0 if it is
+    below, else 0.5.
 
     Args:
-      game: a module of PettingZoo that has `env`, such as 'pettingzoo.classic.connect_four_v3'; 'module:function'; or a
-        function that makes a game. One with the parallel API is played in turn, where players do not see each other's
-        new moves.
+      game: a module of PettingZoo that has `env`, such as 'pettingzoo.classic.connect_four_v3';
+        'module:function'; or a function that makes a game. One with the parallel API is played in
+        turn, where players do not see each other's new moves.
       num_environments: the number of games, which are played one after the other in this process.
       seed: game i is seeded with seed + i; None draws the seeds.
-      opponents: functions that make the opponents, by name, such as `random_opponent` and `league.make`; one plays all
-        other seats of a game.
+      opponents: functions that make the opponents, by name, such as `random_opponent` and
+        `league.make`; one plays all other seats of a game.
       shares: the shares of games against them, by name; None: equal ones.
       kwargs: the game's arguments.
-      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+      on_nonfinite: what happens if an observation or a reward is not finite, see
+        `gymnasium_env.make`.
 
     Raises:
-      ValueError: if there is no such game, its players have different spaces, or the shares are of other opponents.
+      ValueError: if there is no such game, its players have different spaces, or the shares are of
+        other opponents.
     """
     if not opponents or (shares is not None and (shares.keys() != opponents.keys() or min(shares.values()) < 0)):
         raise UserValueError(

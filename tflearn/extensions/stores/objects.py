@@ -1,6 +1,7 @@
 """Objects: the objects below a URL, in any store that fsspec knows. Each is written whole, by one put.
 
-Every call has a deadline and is repeated for a while; what fails then is an OSError, without credentials in its text.
+Every call has a deadline and is repeated for a while; what fails then is an OSError, without
+credentials in its text.
 """
 
 import concurrent.futures
@@ -143,7 +144,8 @@ class Objects:
     def create(self, name: str, content: bytes) -> bool:
         """Writes an object if there is none of that name; of all that try at once one succeeds.
 
-        By a conditional put: S3's `If-None-Match: *`, a generation of 0 in Google's; see `check_creates`.
+        By a conditional put: S3's `If-None-Match: *`, a generation of 0 in Google's; see
+        `check_creates`.
 
         Args:
           content: must differ from everybody else's.

@@ -1,8 +1,9 @@
 """StoreCopy: keeps the local copy of a run and its objects in a store the same, in the directions of a role.
 
-Two threads work off the job's own: one for small files (status, requests, summaries), each second; one for artifacts
-(checkpoints, policies), so that a large upload does not hold back the status. A pass that fails is tried again later;
-what comes later in the order is never written before what comes earlier.
+Two threads work off the job's own: one for small files (status, requests, summaries), each second;
+one for artifacts (checkpoints, policies), so that a large upload does not hold back the status. A
+pass that fails is tried again later; what comes later in the order is never written before what
+comes earlier.
 """
 
 import contextlib

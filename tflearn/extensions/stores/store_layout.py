@@ -1,9 +1,10 @@
 """Which files of a run belong together, and which may be seen only after others.
 
-A *set* is files that are valid only together: a checkpoint, a version of a policy. In the store it is valid with its
-marker, `.<name>.whole`, which lists the sizes and digests of its files; the marker is written last and deleted first.
-All other files are valid by themselves. *Links* refer to sets, and *ends* say that something is over: they are
-transferred after everything that was written before them.
+A *set* is files that are valid only together: a checkpoint, a version of a policy. In the store it
+is valid with its marker, `.<name>.whole`, which lists the sizes and digests of its files; the
+marker is written last and deleted first. All other files are valid by themselves. *Links* refer to
+sets, and *ends* say that something is over: they are transferred after everything that was written
+before them.
 """
 
 import dataclasses
@@ -170,7 +171,8 @@ class FileAccess:
       writes: a pattern of the files that it writes; it deletes them, too.
       follows: a pattern of the files that others change while it runs.
       restores: a pattern of the files that it reads once, at its start.
-      folders: where the files that it follows are, '' for those beside them all; each is listed once a second.
+      folders: where the files that it follows are, '' for those beside them all; each is listed
+        once a second.
       owns: it writes and restores sets only while it has a lock, see `RunDir.own`.
     """
 

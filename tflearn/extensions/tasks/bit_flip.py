@@ -1,7 +1,8 @@
 """Bit flipping: reach a state of n bits by flipping one in each step, with a reward only at the goal.
 
-Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv 1707.01495), section 3.1. It is a goal environment in
-gymnasium's sense: the observation is a dictionary of 'observation', 'achieved_goal' and 'desired_goal'.
+Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv 1707.01495), section 3.1. It is a
+goal environment in gymnasium's sense: the observation is a dictionary of 'observation',
+'achieved_goal' and 'desired_goal'.
 """
 
 from typing import Any
@@ -18,7 +19,8 @@ from tflearn.environments import vector_env
 class BitFlip(gymnasium.Env):
     """An action flips a bit. The reward is -1, and 0 for the step that reaches the goal, which ends the episode.
 
-    An episode is truncated after as many steps as there are bits, with which every goal can be reached.
+    An episode is truncated after as many steps as there are bits, with which every goal can be
+    reached.
     """
 
     @checked

@@ -1,7 +1,8 @@
 """Catch, the smallest task of images: a ball falls, and a paddle at the bottom has to be under it.
 
-Mnih et al. 2014, "Recurrent Models of Visual Attention" (arXiv 1406.6247, section 4.2), with the size, actions and
-rewards of bsuite's (Osband et al. 2020, "Behaviour Suite for Reinforcement Learning", arXiv 1908.03568).
+Mnih et al. 2014, "Recurrent Models of Visual Attention" (arXiv 1406.6247, section 4.2), with the
+size, actions and rewards of bsuite's (Osband et al. 2020, "Behaviour Suite for Reinforcement
+Learning", arXiv 1908.03568).
 """
 
 from typing import Annotated, Any
@@ -33,8 +34,10 @@ def make(
 class Catch(gymnasium.Env):
     """A ball that falls by a row with each step, from a random column of the first row.
 
-    Observation: uint8 [rows, columns, 1], 255 where the ball and the paddle are, else 0. Action: 0 moves the paddle to
-    the left, 1 leaves it, 2 moves it to the right. Reward: at the end 1 if the ball is on the paddle, else -1.
+    Observation: uint8 [rows, columns, 1], 255 where the ball and the paddle are, else 0. Action: 0
+      moves the paddle to
+    the left, 1 leaves it, 2 moves it to the right. Reward: at the end 1 if the ball is on the
+    paddle, else -1.
     """
 
     action_space = gymnasium.spaces.Discrete(3)

@@ -1,7 +1,7 @@
 """A contextual bandit whose best arm is known: the mean reward of each arm is linear in the context.
 
-The environments of all seeds have the same arms, so that a policy of one can be evaluated in another. See Li et al.
-2010 (arXiv 1003.0146), section 2.1, for the problem and the regret.
+The environments of all seeds have the same arms, so that a policy of one can be evaluated in
+another. See Li et al. 2010 (arXiv 1003.0146), section 2.1, for the problem and the regret.
 """
 
 from typing import Any
@@ -18,9 +18,10 @@ from tflearn.environments import vector_env
 class ContextualBandit(gymnasium.Env):
     """Each episode is one step: a context, an arm, and its reward.
 
-    Observation: the context, float32 [num_features], a random vector of length 1. Action: the arm. Reward: its mean,
-    in [-1, 1], and normal noise. Info: `regret`, the highest mean of any arm less the chosen one's, which is 0 for the
-    best arm; `is_best`, 1 for it, else 0.
+    Observation: the context, float32 [num_features], a random vector of length 1. Action: the arm.
+      Reward: its mean,
+    in [-1, 1], and normal noise. Info: `regret`, the highest mean of any arm less the chosen one's,
+    which is 0 for the best arm; `is_best`, 1 for it, else 0.
     """
 
     def __init__(self, num_arms: int, num_features: int, noise: float):

@@ -1,11 +1,13 @@
 """Deep sea, the smallest task that needs exploration over many steps: only one of 2^n ways leads to the treasure.
 
-Osband et al. 2020, "Behaviour Suite for Reinforcement Learning" (arXiv 1908.03568), appendix A; the deterministic one.
-A diver starts at the top left of n x n cells and sinks a row per step, to the left or to the right. Which action moves
-to the right is drawn for each cell, once for the task, so a policy that repeats an action comes nowhere. Each step to
-the right costs a little, so what is learned before the treasure was found leads away from it.
+Osband et al. 2020, "Behaviour Suite for Reinforcement Learning" (arXiv 1908.03568), appendix A; the
+deterministic one. A diver starts at the top left of n x n cells and sinks a row per step, to the
+left or to the right. Which action moves to the right is drawn for each cell, once for the task, so
+a policy that repeats an action comes nowhere. Each step to the right costs a little, so what is
+learned before the treasure was found leads away from it.
 
-Differs from the paper: the mapping of actions is the same for each environment and seed, `MAPPING_SEED`.
+Differs from the paper: the mapping of actions is the same for each environment and seed,
+`MAPPING_SEED`.
 """
 
 from typing import Any
@@ -40,9 +42,10 @@ def make(num_environments: PositiveInt, seed: int | None, size: PositiveInt = 15
 class DeepSea(gymnasium.Env):
     """A square of cells with a treasure at the bottom right.
 
-    Observation: float32 [n^2], 1 at the diver's cell, row by row; all 0 at the end. Action: 0 or 1. Reward: 1 for a
-    step to the right from the last row's last cell, minus 0.01 / n for each step to the right. Terminates after n
-    steps.
+    Observation: float32 [n^2], 1 at the diver's cell, row by row; all 0 at the end. Action: 0 or 1.
+      Reward: 1 for a
+    step to the right from the last row's last cell, minus 0.01 / n for each step to the right.
+    Terminates after n steps.
     """
 
     action_space = gymnasium.spaces.Discrete(2)

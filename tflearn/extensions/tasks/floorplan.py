@@ -1,11 +1,12 @@
 """Floorplans, a small task like a chip's: blocks are placed one by one where they are allowed, for short wires.
 
-The observation is one that Circuit Training could have (Mirhoseini et al. 2021, "A graph placement methodology for fast
-chip design", Nature 594): features of the nodes of a graph, a list of its edges, and a mask of the positions that are
-free. An episode places all blocks of a netlist on a grid, and is rewarded at its end.
+The observation is one that Circuit Training could have (Mirhoseini et al. 2021, "A graph placement
+methodology for fast chip design", Nature 594): features of the nodes of a graph, a list of its
+edges, and a mask of the positions that are free. An episode places all blocks of a netlist on a
+grid, and is rewarded at its end.
 
-A return of 0 is that of random positions, on average. `reference_action` puts each block where the wires to what is
-placed already are shortest.
+A return of 0 is that of random positions, on average. `reference_action` puts each block where the
+wires to what is placed already are shortest.
 """
 
 import functools
@@ -45,9 +46,11 @@ def make(
     """Makes a batch of floorplans.
 
     Args:
-      seed: environment i is seeded with seed + i; None draws the seeds. It decides which netlist an episode places.
+      seed: environment i is seeded with seed + i; None draws the seeds. It decides which netlist an
+        episode places.
       num_netlists: the number of netlists, which are the same in all environments.
-      max_blocks: the most blocks of a netlist, which has at least half as many; 4 ports are nodes too.
+      max_blocks: the most blocks of a netlist, which has at least half as many; 4 ports are nodes
+        too.
       grid_size: rows, and columns, of the grid. The ports are in its corners.
       netlists_seed: draws the netlists.
 
@@ -80,13 +83,14 @@ class Floorplan(gymnasium.Env):
     """Places the blocks of a netlist, the same number of steps for each of its blocks.
 
     Observation: a dict of
-      nodes: float32 [N, 6]: x, y within [0, 1] (0 if not placed), whether it is placed, a port, the current block; the
-        weight of its wires to the current block.
+      nodes: float32 [N, 6]: x, y within [0, 1] (0 if not placed), whether it is placed, a port, the
+        current block; the weight of its wires to the current block.
       node_mask: int32 [N]: 1 for the nodes that the netlist has.
       edges: int32 [E, 2]: the nodes of each wire; -1 where there is none.
       edge_weights: float32 [E]: 0 where there is none.
       mask: int32 [positions]: 1 where the current block may be placed.
-    Action: a position, row by row. Reward: 0, and at the end 1 - length / mean length of random positions, where the
+    Action: a position, row by row. Reward: 0, and at the end 1 - length / mean length of random
+      positions, where the
     length of a wire is its weight times the distance along rows and columns.
     """
 

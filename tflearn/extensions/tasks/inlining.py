@@ -1,11 +1,13 @@
 """Inlining for size, a small task like a compiler's: a dict of integers, a yes or no, and a reward at the end.
 
-The observation is one that LLVM's inliner could have (Trofin et al. 2021, "MLGO: a Machine Learning Guided Compiler
-Optimizations Framework", arXiv 2101.04808), with fewer features and of a made-up program: each episode draws functions
-of heavy-tailed sizes that call each other, and asks for each call whether to replace it by the callee's body.
+The observation is one that LLVM's inliner could have (Trofin et al. 2021, "MLGO: a Machine Learning
+Guided Compiler Optimizations Framework", arXiv 2101.04808), with fewer features and of a made-up
+program: each episode draws functions of heavy-tailed sizes that call each other, and asks for each
+call whether to replace it by the callee's body.
 
-A body is smaller by a share for each constant argument, the call itself goes, and a function without users goes too.
-So what a decision saves is known (`reference_action`), but the reward comes at the end, for all decisions together.
+A body is smaller by a share for each constant argument, the call itself goes, and a function
+without users goes too. So what a decision saves is known (`reference_action`), but the reward comes
+at the end, for all decisions together.
 """
 
 from collections.abc import Mapping
@@ -75,9 +77,11 @@ def reference_action(observation: Mapping[str, Any]) -> int:
 class Inlining(gymnasium.Env):
     """Programs whose calls are visited one after the other.
 
-    Observation: a dict of int64 scalars without bounds, `FEATURES`. Sizes are in instructions: `cost_estimate` is the
-    callee's, `call_argument_setup` that of the call. Action: 1 inlines, 0 does not. Reward: 0, and at the end of the
-    episode the part of the program's size that was saved [%]; below 0 if it has grown.
+    Observation: a dict of int64 scalars without bounds, `FEATURES`. Sizes are in instructions:
+      `cost_estimate` is the
+    callee's, `call_argument_setup` that of the call. Action: 1 inlines, 0 does not. Reward: 0, and
+    at the end of the episode the part of the program's size that was saved [%]; below 0 if it has
+    grown.
     """
 
     observation_space = gymnasium.spaces.Dict(

@@ -16,7 +16,8 @@ from tflearn.core.types import BatchedEnvironment
 from tflearn.environments import registry, vector_env
 from tflearn.environments.vector_env import OnNonfinite
 
-# Environments of one call that begin new episodes; when there are more, all are reset and the others are left alone.
+# Environments of one call that begin new episodes; when there are more, all are reset and the
+# others are left alone.
 _FEW = 32
 
 
@@ -35,11 +36,12 @@ def make(
       name: 'brax/ant' or 'gymnax/CartPole-v1', by the library's name of the environment.
       num_environments: the number of environments, which are stepped in one call.
       seed: environment i is seeded with seed + i; None draws the seeds.
-      max_episode_steps: the number of steps after which an episode is truncated; None keeps gymnax's own limit, which
-        is truncation here too, and is 1,000 for Brax.
-      kwargs: further arguments of the environment, such as {'backend': 'mjx'} of Brax; of gymnax, those of its
-        constructor.
-      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+      max_episode_steps: the number of steps after which an episode is truncated; None keeps
+        gymnax's own limit, which is truncation here too, and is 1,000 for Brax.
+      kwargs: further arguments of the environment, such as {'backend': 'mjx'} of Brax; of gymnax,
+        those of its constructor.
+      on_nonfinite: what happens if an observation or a reward is not finite, see
+        `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -67,12 +69,14 @@ def from_functions(
     """Makes a batch of an environment whose functions JAX can compile, as gymnasium describes them.
 
     Args:
-      make_one: makes the environment: a `gymnasium.experimental.functional.FuncEnv` with `initial`, `transition`,
-        `observation`, `reward` and `terminal` of one environment, without a batch dimension; such as a class of yours.
+      make_one: makes the environment: a `gymnasium.experimental.functional.FuncEnv` with `initial`,
+        `transition`, `observation`, `reward` and `terminal` of one environment, without a batch
+        dimension; such as a class of yours.
       num_environments: the number of environments, which are stepped in one call.
       seed: environment i gets the random key of seed + i; None draws the seeds.
       max_episode_steps: the number of steps after which an episode is truncated; None: never.
-      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
+      on_nonfinite: what happens if an observation or a reward is not finite, see
+        `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -89,7 +93,8 @@ def from_functions(
 class _JaxVectorEnv(VectorEnv):
     """A `FuncEnv` as a gymnasium vector environment, whose steps are one compiled program each.
 
-    The states stay on JAX's device. NumPy sees observations and rewards without a copy where that is the CPU.
+    The states stay on JAX's device. NumPy sees observations and rewards without a copy where that
+    is the CPU.
     """
 
     metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's)
@@ -222,7 +227,8 @@ class _Gymnax(FuncEnv):
 
         self.limit = getattr(params, 'max_steps_in_episode', None)
         if self.limit is not None:
-            # gymnax calls the end by its limit a termination; `_JaxVectorEnv` has the limit instead.
+            # gymnax calls the end by its limit a termination; `_JaxVectorEnv` has the limit
+            # instead.
             params = params.replace(max_steps_in_episode=np.iinfo(np.int32).max)
         self._environment, self._params = environment, params
         self.observation_space = spaces.gymnax_space_to_gym_space(environment.observation_space(params))

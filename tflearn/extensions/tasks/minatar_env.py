@@ -1,7 +1,7 @@
 """MinAtar: five games like Atari's, on a grid of 10 x 10 (extra `minatar`).
 
-Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed for Thorough and Reproducible Reinforcement Learning
-Experiments", arXiv:1903.03176.
+Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed for Thorough and Reproducible Reinforcement
+Learning Experiments", arXiv:1903.03176.
 """
 
 import functools
@@ -32,12 +32,13 @@ def make(
       game: one of 'asterix', 'breakout', 'freeway', 'seaquest' and 'space_invaders'.
       num_environments: the number of games, which are stepped one after the other.
       seed: game i is seeded with seed + i; None draws the seeds.
-      repeat_action_probability: the probability that a step repeats the previous action ("sticky actions").
+      repeat_action_probability: the probability that a step repeats the previous action ("sticky
+        actions").
       difficulty_ramping: whether a game becomes harder while it goes on.
 
     Returns:
-      The batch; see `BatchedEnvironment`. Close it when done. Observations are uint8 [B, 10, 10, channels], 255 where
-      the channel's object is and 0 elsewhere: networks see 1 and 0.
+      The batch; see `BatchedEnvironment`. Close it when done. Observations are uint8 [B, 10, 10,
+      channels], 255 where the channel's object is and 0 elsewhere: networks see 1 and 0.
 
     Raises:
       ValueError: for an unknown game, if MinAtar is not installed, or for invalid arguments.

@@ -1,7 +1,8 @@
 """Nim, a game in which few moves are legal: who takes the last counter wins.
 
-Bouton 1901, "Nim, A Game with a Complete Mathematical Theory" (Annals of Mathematics 3): the player to move can win if
-and only if the exclusive or of the heaps' sizes, the nim sum, is not 0: a move that makes it 0 keeps the win.
+Bouton 1901, "Nim, A Game with a Complete Mathematical Theory" (Annals of Mathematics 3): the player
+to move can win if and only if the exclusive or of the heaps' sizes, the nim sum, is not 0: a move
+that makes it 0 keeps the win.
 """
 
 import functools
@@ -44,9 +45,10 @@ def nim_sum(heaps: Sequence[int]) -> int:
 class Nim(gymnasium.Env):
     """Two players take counters in turn, each time one or more of one heap; the agent begins.
 
-    Observation: a dict with `heaps`, the sizes, and `legal`, 1 for each legal action. Action: heap * most + number - 1,
-    where `most` is the size of the largest heap at the start. Reward: at the end 1 for a win, -1 for a loss; an illegal
-    action loses. Info: `illegal`, 1 after an illegal action, else 0.
+    Observation: a dict with `heaps`, the sizes, and `legal`, 1 for each legal action. Action: heap
+      * most + number - 1,
+    where `most` is the size of the largest heap at the start. Reward: at the end 1 for a win, -1
+    for a loss; an illegal action loses. Info: `illegal`, 1 after an illegal action, else 0.
     """
 
     def __init__(self, heaps: tuple[int, ...], skill: float):

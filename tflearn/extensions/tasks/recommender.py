@@ -1,7 +1,8 @@
 """Recommending items to users: thousands of actions, each with a known embedding, of which a part are candidates.
 
-A task like a recommender's: what a user thinks of an item is the product of the two vectors. Users get bored: after an
-item, the part of their taste along it has shrunk. What is known of a user may come to mean another taste: `drift`.
+A task like a recommender's: what a user thinks of an item is the product of the two vectors. Users
+get bored: after an item, the part of their taste along it has shrunk. What is known of a user may
+come to mean another taste: `drift`.
 """
 
 from typing import Any
@@ -33,7 +34,8 @@ def turned(vectors: np.ndarray, drift: float) -> np.ndarray:
     """Returns vectors [..., even number] whose numbers are turned, two by two: what is known of users of this taste.
 
     Args:
-      drift: the angle [radians]; 0 changes nothing, a quarter turn leaves nothing of what was learned before.
+      drift: the angle [radians]; 0 changes nothing, a quarter turn leaves nothing of what was
+        learned before.
     """
     pairs = vectors.reshape(*vectors.shape[:-1], -1, 2)
     first, second = pairs[..., 0], pairs[..., 1]
@@ -44,10 +46,11 @@ def turned(vectors: np.ndarray, drift: float) -> np.ndarray:
 class Recommender(gymnasium.Env):
     """A session: a user is shown one item after the other, none twice.
 
-    Observation: a dict with `user`, the taste, float32 [num_factors]; `left`, the share of the session that is left,
-    float32 [1]; `candidates`, 1 for each item that may be shown. Action: an item. Reward: taste times item, in [-1, 1],
-    and normal noise of deviation 0.1. Info: `regret`, the highest reward without noise of any candidate less the shown
-    one's.
+    Observation: a dict with `user`, the taste, float32 [num_factors]; `left`, the share of the
+      session that is left,
+    float32 [1]; `candidates`, 1 for each item that may be shown. Action: an item. Reward: taste
+    times item, in [-1, 1], and normal noise of deviation 0.1. Info: `regret`, the highest reward
+    without noise of any candidate less the shown one's.
     """
 
     def __init__(self, items: np.ndarray, num_candidates: int, session_steps: int, drift: float = 0.0):
@@ -117,7 +120,8 @@ def make(
       drift: the angle of `turned` [radians], for an even `num_factors`.
 
     Raises:
-      ValueError: if a number is below 1, or there are fewer items than candidates, or fewer of these than steps.
+      ValueError: if a number is below 1, or there are fewer items than candidates, or fewer of
+        these than steps.
     """
     if not session_steps <= num_candidates <= num_items:
         raise UserValueError(

@@ -1,10 +1,12 @@
 """The T-maze, the smallest task that needs memory: a signal at the start says where to turn at the corridor's end.
 
-Bakker 2002, "Reinforcement Learning with Long Short-Term Memory" (NIPS 14), section 4.1. Observations, actions and
-rewards are the paper's, without noise. Differs from the paper: an episode is truncated after `max_episode_steps`.
+Bakker 2002, "Reinforcement Learning with Long Short-Term Memory" (NIPS 14), section 4.1.
+Observations, actions and rewards are the paper's, without noise. Differs from the paper: an episode
+is truncated after `max_episode_steps`.
 
-A policy without memory gets at most half of the best return: at the junction it sees the same after either signal, so
-if it turns north with the probability p, it is right with p after one signal and with 1 - p after the other.
+A policy without memory gets at most half of the best return: at the junction it sees the same after
+either signal, so if it turns north with the probability p, it is right with p after one signal and
+with 1 - p after the other.
 """
 
 from typing import Any
@@ -49,9 +51,11 @@ def make(
 class TMaze(gymnasium.Env):
     """A corridor from west to east with a junction at its end.
 
-    Observation: float32 [3]: at the start (0, 1, 1) if north is right and (1, 1, 0) if south is, in the corridor
-    (1, 0, 1), at the junction (0, 1, 0). Action: 0 north, 1 east, 2 south, 3 west. Reward: 4 for the right turn at the
-    junction, -0.1 for the wrong one and for a step into a wall, else 0. A turn terminates the episode.
+    Observation: float32 [3]: at the start (0, 1, 1) if north is right and (1, 1, 0) if south is, in
+      the corridor
+    (1, 0, 1), at the junction (0, 1, 0). Action: 0 north, 1 east, 2 south, 3 west. Reward: 4 for
+    the right turn at the junction, -0.1 for the wrong one and for a step into a wall, else 0. A
+    turn terminates the episode.
     """
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)

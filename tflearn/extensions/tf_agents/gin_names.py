@@ -16,7 +16,8 @@ _Class = TypeVar('_Class', bound=type)
 def in_place_of(replaced: type) -> Callable[[_Class], _Class]:
     """Returns a decorator that registers a class for gin under the name of TF-Agents' own.
 
-    A binding such as `Learner.checkpoint_interval = 7` then counts here, also one that was parsed before.
+    A binding such as `Learner.checkpoint_interval = 7` then counts here, also one that was parsed
+    before.
 
     Args:
       replaced: TF-Agents' class, `LEARNER` or `PPO_LEARNER`.

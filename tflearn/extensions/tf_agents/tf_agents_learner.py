@@ -1,7 +1,7 @@
 """Drop-in for `tf_agents.train.learner`: its constants, and its Learner with the same files and values, of our parts.
 
-docs/from-tf-agents.md lists the deliberate differences and the defects that are fixed. It is for existing programs; new
-ones use `tflearn.Learner`.
+docs/from-tf-agents.md lists the deliberate differences and the defects that are fixed. It is for
+existing programs; new ones use `tflearn.Learner`.
 """
 
 import atexit
@@ -131,22 +131,27 @@ class Learner:
         """Traces the train step and restores the newest checkpoint.
 
         Args:
-          root_dir: a path or a URL; checkpoints are in `train/checkpoints` below it. If workers that train as one give
-            the same path, only the chief's files are kept, and all restore the chief's checkpoint.
+          root_dir: a path or a URL; checkpoints are in `train/checkpoints` below it. If workers
+            that train as one give the same path, only the chief's files are kept, and all restore
+            the chief's checkpoint.
           train_step: int64 scalar, which should be the agent's `train_step_counter`.
           agent: a `TFAgent`, made within the strategy's scope.
-          experience_dataset_fn: returns a dataset of (experience, sample_info), batched for one replica. If it has an
-            argument without a default, it is called with the `InputContext`. None: each `run` gets an iterator.
-          after_train_strategy_step_fn: called in each replica after each train step, while that is traced, with
-            (experience, sample_info) and the LossInfo.
-          triggers: called with the train step after each `run`. May include those of `tflearn.learner.triggers`.
-          checkpoint_interval: a checkpoint is saved after a `run` that reached a multiple of it; None or below 1: none.
+          experience_dataset_fn: returns a dataset of (experience, sample_info), batched for one
+            replica. If it has an argument without a default, it is called with the `InputContext`.
+            None: each `run` gets an iterator.
+          after_train_strategy_step_fn: called in each replica after each train step, while that is
+            traced, with (experience, sample_info) and the LossInfo.
+          triggers: called with the train step after each `run`. May include those of
+            `tflearn.learner.triggers`.
+          checkpoint_interval: a checkpoint is saved after a `run` that reached a multiple of it;
+            None or below 1: none.
           summary_interval: train steps at its multiples are summarized; None or below 1: none.
           max_checkpoints_to_keep: number of newest checkpoints that are kept; None keeps all.
           use_kwargs_in_agent_train: experience is a dict of keyword arguments of `agent.train`.
           strategy: the strategy that runs train steps; default: the current one.
-          run_optimizer_variable_init: without a dataset, trace a train step on the agent's `training_data_spec` now, so
-            that a checkpoint can be checked against the optimizer's variables.
+          run_optimizer_variable_init: without a dataset, trace a train step on the agent's
+            `training_data_spec` now, so that a checkpoint can be checked against the optimizer's
+            variables.
           use_reverb_v2: dataset elements are named tuples with `data` and `info`.
           direct_sampling: dataset elements are experience only.
           experience_dataset_options: how the strategy distributes the dataset.
@@ -200,7 +205,8 @@ class Learner:
     def _own_run_dir(self, root: str | os.PathLike[str]) -> RunDir:
         """Returns the directory that this learner is the only writer of.
 
-        Where workers that train as one have the same `root`, it is the chief's; the others write to temporary ones.
+        Where workers that train as one have the same `root`, it is the chief's; the others write to
+        temporary ones.
         """
         run_dir = self._open(root)
         if len(set(workers.Agreement(self.strategy).texts(os.path.abspath(root)))) == 1:  # also of one worker
@@ -222,7 +228,8 @@ class Learner:
 
     def _trace(self, iterator: Any) -> None:
         """Traces the train step, which makes the optimizer's slots, for the elements of an iterator; takes none."""
-        # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are unknown.
+        # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes
+        # are unknown.
         spec = batches.traced_spec(lambda: iterator.get_next_as_optional().get_value())
         with tf.summary.record_if(False):
             self._steps[False].get_concrete_function(spec)
@@ -288,12 +295,13 @@ class Learner:
 
         Args:
           iterations: train steps; at least 1. Another number does not compile again.
-          iterator: an iterator of the data; default: one over the dataset of `experience_dataset_fn`.
+          iterator: an iterator of the data; default: one over the dataset of
+            `experience_dataset_fn`.
           parallel_iterations: has no effect, since each train step needs the one before it.
 
         Returns:
-          LossInfo of the last step that was taken, in float32 scalars: the loss of the global batch; extras reduced by
-          `extra_reductions`, means by default.
+          LossInfo of the last step that was taken, in float32 scalars: the loss of the global
+          batch; extras reduced by `extra_reductions`, means by default.
 
         Raises:
           AssertionError: if `iterations` is below 1, as in TF-Agents.
@@ -336,7 +344,8 @@ class Learner:
     def _part(self, num_steps: int) -> tuple[int, bool]:
         """Returns how many steps to take next, and whether they are summarized: a step that reaches a multiple is.
 
-        If a step passed a multiple without a summary, because it added more than the steps before, the next one is.
+        If a step passed a multiple without a summary, because it added more than the steps before,
+        the next one is.
         """
         if not self.summary_interval:
             return num_steps, False
@@ -432,8 +441,8 @@ class Learner:
 
         Args:
           experience_and_sample_info: a batch; None takes the next one of the dataset.
-          reduce_op: SUM or MEAN; both sum. Replicas return their shares of the global batch's mean loss, so only the
-            sum of these is the mean.
+          reduce_op: SUM or MEAN; both sum. Replicas return their shares of the global batch's mean
+            loss, so only the sum of these is the mean.
         """
         if reduce_op not in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
             raise UserValueError(f'got reduce_op={reduce_op}; need SUM or MEAN')

@@ -51,7 +51,8 @@ def minibatches(
 class PPOLearner(Learner):
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
-    `num_frames_for_training`, int32 scalar, is the number of steps in the normalization data of the last `run`.
+    `num_frames_for_training`, int32 scalar, is the number of steps in the normalization data of the
+    last `run`.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class PPOLearner(Learner):
         Args:
           agent: a `PPOAgent` with update_normalizers_in_train=False and, for minibatches,
             compute_value_and_advantage_in_train=False.
-          experience_dataset_fn: returns a dataset of (Trajectory [B, T, ...], sample_info) to train on; each
-            `run` makes an iterator over it, within `tf.data`.
+          experience_dataset_fn: returns a dataset of (Trajectory [B, T, ...], sample_info) to train
+            on; each `run` makes an iterator over it, within `tf.data`.
           num_samples: elements of these datasets that a `run` takes.
-          minibatch_size: steps of a minibatch; None trains on the sequences as they are, as RNNs need.
+          minibatch_size: steps of a minibatch; None trains on the sequences as they are, as RNNs
+            need.
           shuffle_buffer_size: size of the shuffle buffer [steps]; needed for minibatches.
-          **learner_arguments: other arguments of `Learner`, which TF-Agents' PPOLearner does not have.
+          **learner_arguments: other arguments of `Learner`, which TF-Agents' PPOLearner does not
+            have.
 
         Raises:
           ValueError: if the arguments contradict each other.
