@@ -6,7 +6,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tests.testing import experiences
+from tests.testing import experiences, lanes
 from tests.testing.algorithms import ALGORITHMS
 from tflearn.agents import awac, iql, sac
 from tflearn.agents.v_mpo import VMPOLoss
@@ -27,6 +27,7 @@ ON_POLICY = {
     'appo': {},
 }
 FAST = {('ppo', 'floats'), ('v_mpo', 'one'), ('impala', 'many'), 'sac', 'iql'}
+IN_BOTH_LANES = {('ppo', 'floats'), 'sac'}
 REPLAYED = {
     'sac': {'loss': sac.SACLoss(gamma=0.9)},
     'tqc': {'num_critics': 3, 'truncated': ensemble.Truncated(5, 2)},
@@ -37,13 +38,14 @@ REPLAYED = {
 }
 
 
-def _slow_unless(condition, *values):
-    return values if condition else pytest.param(*values, marks=pytest.mark.slow)
+def _marked(key, *values):
+    marks = [] if key in IN_BOTH_LANES else [lanes.classic] if key in FAST else [pytest.mark.slow]
+    return pytest.param(*values, marks=marks)
 
 
 @pytest.mark.parametrize(
     ('name', 'kind'),
-    [_slow_unless((name, kind) in FAST, name, kind) for name in ON_POLICY for kind in ('one', 'floats', 'many')],
+    [_marked((name, kind), name, kind) for name in ON_POLICY for kind in ('one', 'floats', 'many')],
 )
 def test_the_policy_prefers_what_is_rewarded(name, kind, size=64):
     """The reward is the action's first number."""
@@ -70,8 +72,8 @@ def test_the_policy_prefers_what_is_rewarded(name, kind, size=64):
 @pytest.mark.parametrize(
     ('name', 'specs'),
     [
-        *(_slow_unless(name in FAST, name, FLOATS) for name in REPLAYED),
-        *(_slow_unless(False, name, ONE) for name in ('iql', 'awac')),
+        *(_marked(name, name, FLOATS) for name in REPLAYED),
+        *(_marked((name, 'one'), name, ONE) for name in ('iql', 'awac')),
     ],
 )
 def test_it_learns_the_best_of_the_recorded_actions(name, specs):

@@ -33,6 +33,7 @@ from tflearn.replay.writers import ReplayWriter
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'publish_interval_steps': 20}
 
 
+@lanes.classic  # tests/policies/converted_test.py has models of all kinds in the current lane
 def test_exports_models_of_a_finished_run(small_run):
     replay = small_run.start_replay()
     small_run.start(collect, num_environments=2)

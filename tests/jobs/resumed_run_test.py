@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tests.testing import forks, jobs, learner
+from tests.testing import forks, jobs, lanes, learner
 from tflearn.agents import dqn, ppo, sac
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
@@ -156,6 +156,7 @@ def in_corridor(root, make_one=Corridor, **changes):
     return arguments('dqn', root) | given | changes
 
 
+@lanes.classic
 @pytest.mark.parametrize(
     ('make_one', 'stepped', 'changed'),
     [
@@ -186,6 +187,7 @@ def test_a_continued_run_acts_in_the_environment_that_it_is_given(
     assert read_json(RunDir(tmp_path / 'run').train_result)['train_step'] == 60
 
 
+@lanes.classic
 def test_a_checkpoint_does_not_hold_environments_of_much_data(in_level_1, tmp_path, caplog):
     def make_large():
         made = Corridor()

@@ -304,6 +304,7 @@ def test_n_steps_end_with_padded_episodes(tmp_path):
     assert _train(tmp_path, Slicing(sequence_length=6, pad_episodes=True)).train_step == 20
 
 
+@lanes.classic
 def test_a_collector_ends_where_all_episodes_are_too_short(small_run, caplog):
     """Instead of the learner's waiting; the error is the collector's, so that a launcher ends the run with it."""
     experience = dataclasses.replace(jobs.SmallRun.experience, slicing=Slicing(sequence_length=6))

@@ -188,6 +188,7 @@ def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading):
     assert read_json(RunDir(tmp_path / 'b').train_result)['train_step'] == 120
 
 
+@lanes.classic
 def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better(tmp_path):
     data_sets.write(tmp_path / 'data', 200)
     settings = {

@@ -142,6 +142,7 @@ def _progress(checkpoint):
     return json.loads(progress.serialize())
 
 
+@lanes.classic
 def test_a_blocked_collector_ends_with_training_whose_checkpoint_is_not_for_another_network(small_run, caplog):
     small_run.start_replay()
     # One train step for many environment steps: the collector is blocked from the beginning to the end.
@@ -168,6 +169,7 @@ def test_a_blocked_collector_ends_with_training_whose_checkpoint_is_not_for_anot
     replay.join()
 
 
+@lanes.classic
 def test_rejects_jobs_with_different_networks_and_times_out_without_data(small_run):
     small_run.start_replay()
     with pytest.raises(ValueError, match='for another network'):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.testing import lanes
 from tests.testing.learner import batch, without_autotuning
 from tflearn.core import strategies
 from tflearn.core.errors import UserValueError
@@ -59,7 +60,7 @@ SLOW = pytest.mark.slow
     ('pipeline', 'kind'),
     [
         (_shuffled, 'default'),
-        (_interleaved, 'mirrored:2'),
+        pytest.param(_interleaved, 'mirrored:2', marks=lanes.classic),
         *(
             pytest.param(pipeline, kind, marks=SLOW)
             for pipeline, kind in (

@@ -126,7 +126,7 @@ def _trained(directory, made, counts, jit_compile, **loop):
 @pytest.mark.parametrize(
     ('make', 'counts'),
     [
-        (_dqn, (1, 5, 150)),  # XLA's program takes 128 at a time
+        pytest.param(_dqn, (1, 5, 150), marks=lanes.classic),  # XLA's program takes 128 at a time
         (_ppo, (3, 5, 40)),  # in parts of an iteration of 16, and three more
         pytest.param(_impala, (50,), marks=pytest.mark.slow),  # more than are drawn at a time
         (_sac, (40,)),  # these draw random numbers

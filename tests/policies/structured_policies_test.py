@@ -281,7 +281,8 @@ def test_the_signature_takes_and_returns_the_state_by_names(exported):
         assert state.keys() == dict(model.signatures['get_initial_state'](batch_size=tf.constant(BATCH))).keys()
 
 
-@pytest.mark.parametrize('exported', ['gtrxl'], indirect=True)  # tests/policies/converted_test.py has LSTMs
+@lanes.classic  # tests/policies/converted_test.py has LSTMs in the current lane too
+@pytest.mark.parametrize('exported', ['gtrxl'], indirect=True)
 def test_its_onnx_and_tflite_models_act_as_it_does(exported):
     pytest.importorskip('onnxruntime', reason='needs pip install ".[onnx]"')
     from tests.testing import converted_models

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from absl import logging
 
@@ -23,8 +23,6 @@ from tflearn.core.settings import PositiveFloat, checked
 
 _MAX_THREADS = 1_000  # no work waits for a thread
 _deaths: list[Callable[[str, BaseException], None]] = []  # what is called when a thread dies
-
-Result = TypeVar('Result')
 
 # TensorFlow's oneDNN searches all kernels for each operation that a thread has not met, so threads
 # are used again.
@@ -40,9 +38,9 @@ _make_threads()
 os.register_at_fork(after_in_child=_make_threads)  # a fork has no threads of its parent's
 
 
-def on_other_thread(work: Callable[[], Result]) -> Result:
-    """Returns what `work` returns on another thread, which is tracing no function."""
-    return _threads.submit(work).result()
+def on_other_thread(work: Callable[[], None]) -> None:
+    """Does work on another thread, which is tracing no function; raises its error."""
+    _threads.submit(work).result()
 
 
 class Thread(threading.Thread):
