@@ -8,6 +8,7 @@ from tests.agents import example_data
 from tests.testing import algorithms, lanes
 from tests.testing.algorithms import ALGORITHMS
 from tflearn.core import strategies
+from tflearn.sampling import minibatches
 
 
 def _trained(algorithm, in_xla):
@@ -25,8 +26,13 @@ def _trained(algorithm, in_xla):
             parts = [example_data.with_stored_states(part, agent) for part in parts]
 
     def step(data):
+        given = (data,)
+        if hasattr(agent, 'prepare'):  # its train steps take samples, which a source prepares once for many of them
+            given = agent.prepare(data)
+            if not getattr(agent, 'trains_on_sequences', False):
+                given = tf.nest.map_structure(minibatches.flat, given)
         with strategies.compiling(in_xla):
-            return agent.train(data).loss
+            return agent.train(*given).loss
 
     def on_all(data):
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step, (data,)), axis=None)
@@ -38,7 +44,11 @@ def _trained(algorithm, in_xla):
     return losses, [variable.numpy() for variable in agent.policy.variables()]
 
 
-NAMES = algorithms.names('ddpg', data='uniform')
+NAMES = [
+    name
+    for name in algorithms.names('ddpg')
+    if {'uniform', 'queue'} & {*ALGORITHMS[getattr(name, 'values', (name,))[0]].example.data}
+]
 
 
 @lanes.compiles

@@ -42,7 +42,7 @@ def test_equals_the_papers(size, eta):
 
 def test_only_the_better_half_has_weights():
     advantages = RANDOM.permutation(np.arange(20, dtype=np.float32)).reshape(4, 5)
-    half = v_mpo.better_half(tf.constant(advantages), tf.ones((4, 5)), tf.constant(2.0))
+    half = v_mpo.better_half(tf.constant(advantages.ravel()), tf.ones(20), tf.constant(2.0))
     psi = v_mpo.psi_weights(tf.constant(advantages), tf.constant(2.0), half).numpy()
     assert psi.sum() == pytest.approx(1.0)
     np.testing.assert_array_equal(psi > 0, advantages >= 10)

@@ -23,7 +23,7 @@ start; rewards and observations are normalized by running statistics instead of 
 `normalize_values` is set; temperature and multipliers have an optimizer of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -91,20 +91,23 @@ class BetterHalf(NamedTuple):
     count: tf.Tensor
 
 
+def of_global_batch(*columns: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Returns the numbers [N] of all replicas' steps, of columns [...]; in replica context, outside of XLA."""
+    context = tf.distribute.get_replica_context()
+    flat = [tf.reshape(column, [-1]) for column in columns]
+    return flat if context.num_replicas_in_sync == 1 else context.all_gather(flat, axis=0)
+
+
 def better_half(advantages: tf.Tensor, counts: tf.Tensor, eta: tf.Tensor) -> BetterHalf:
-    """Returns the half of the global batch's steps with the largest advantages, in replica context.
+    """Returns the half of the global batch's steps with the largest advantages.
 
     It is rounded up, and includes all steps whose advantage equals the least of it.
 
     Args:
-      advantages: float32 [...], those of this replica.
-      counts: float32 [...], the weight of each step; 0 for an invalid one.
+      advantages: float32 [N], those of the global batch.
+      counts: float32 [N], the weight of each step; 0 for an invalid one.
       eta: float32 scalar, the temperature.
     """
-    context = tf.distribute.get_replica_context()
-    advantages, counts = tf.reshape(advantages, [-1]), tf.reshape(counts, [-1])
-    if context.num_replicas_in_sync > 1:
-        advantages, counts = context.all_gather([advantages, counts], axis=0)
     valid = counts > 0
     ordered = tf.sort(tf.where(valid, advantages, -float('inf')), direction='DESCENDING')
     size = (tf.reduce_sum(tf.cast(valid, tf.int32)) + 1) // 2
@@ -245,15 +248,16 @@ class VMPOAgent(ppo.PPOAgent):
 
     def _losses(self, experience: Any, weights: tf.Tensor | None, training: bool) -> parts.Losses:
         samples, counts = experience
-        return counts, {'v_mpo': lambda _: self._losses_of(samples, counts, training)}
-
-    def _losses_of(
-        self, samples: ppo.Samples, counts: tf.Tensor, training: bool
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        options, rank = self._v_mpo, counts.shape.rank
-        distribution, values = self._outputs(samples, training)
         advantages = self._network.scaled(samples.advantage)
-        half = better_half(advantages, counts, self._eta)
+        batch = of_global_batch(advantages, counts)
+        return counts, {'v_mpo': lambda _: self._losses_by(samples, advantages, batch, training)}
+
+    def _losses_by(
+        self, samples: ppo.Samples, advantages: tf.Tensor, batch: Sequence[tf.Tensor], training: bool
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        options, rank = self._v_mpo, advantages.shape.rank
+        distribution, values = self._outputs(samples, training)
+        half = better_half(batch[0], batch[1], self._eta)
         psi = psi_weights(advantages, self._eta, half)
         # A mean over the global batch follows, so this is a sum over it.
         policy_losses = -half.count * psi * self._log_prob(distribution, samples.action)

@@ -49,9 +49,10 @@ class LoopOptions:
         `Source`, or a dataset of batches of one fixed shape, many steps are one XLA program (see
         `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log. With
         other datasets, True compiles the single step, and 'auto' does nothing. On several replicas
-        True compiles the gradients of each part of the agent, which TensorFlow sums and applies.
-        XLA ignores the steps' assertions, and a seed for random numbers that they draw. The steps
-        that are summarized are not compiled with it.
+        True compiles the gradients of each part of the agent, which TensorFlow sums and applies;
+        'auto' does not, since that was slower on CPUs (docs/distributed.md has the figures). XLA
+        ignores the steps' assertions, and a seed for random numbers that they draw. The steps that
+        are summarized are not compiled with it.
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the
         means and continues, for optimizers that do not apply such gradients; 'ignore' does nothing.
       extra_reductions: by the name of one of the agent's extra metrics, how it is reduced to one
