@@ -161,7 +161,6 @@ def test_takes_items_evenly_from_full_servers(serve, tmp_path):
         writer = ReplayWriter(one.address, one.storage, 1, one.stop)
         write_steps(writer, fakes.CheckedEnvironment((1000,)), 41, version)  # 40 items
     source.start()
-    source._started = True
     wait_until(lambda: [reader.size() for reader in source._readers.each] == [40, 40, 0], 'full queues', 30)
     _, info = draw(source, 13)
     drawn = info['policy_version'].numpy()[:, :, 0]

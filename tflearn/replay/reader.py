@@ -90,7 +90,7 @@ class TableReader(ItemReader):
             self._queue = tf.queue.FIFOQueue(capacity, [spec.dtype for spec in specs], [spec.shape for spec in specs])
 
     def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
-        """Begins to read.
+        """Begins to read, unless it has begun.
 
         Args:
           prepare: converts the table's `backend.Sample`s to elements of the queue, either single ones or k of them
@@ -99,9 +99,10 @@ class TableReader(ItemReader):
           num_streams: streams that are read at the same time and divide the items among them; their order may change.
             A backend that has a stream of its own is read by one, with as many items in flight.
         """
-        given = (prepare, in_flight, num_streams)
-        self._threads = [background.Thread(target=self._draw, args=given, name='replay_draw')]
-        self._threads[0].start()
+        if not self._threads:
+            given = (prepare, in_flight, num_streams)
+            self._threads = [background.Thread(target=self._draw, args=given, name='replay_draw')]
+            self._threads[0].start()
 
     def size(self) -> int:
         """Returns the number of elements in the queue."""

@@ -16,7 +16,7 @@ from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.replay.storage import Storage
 from tflearn.sampling import mix, recorded
 from tflearn.sampling.episode_stream import EpisodeStream
-from tflearn.sampling.loaded_episodes import LoadedEpisodes, Order
+from tflearn.sampling.loaded_episodes import LoadedEpisodes, OfEpisodes, Order
 from tflearn.sampling.mix import Mix
 
 _MOST_STEPS = 1_000  # train steps of a call, after which a job can save, export and validate
@@ -93,7 +93,7 @@ def from_files(
     if streams:
         _check_stream(dataset)
     quarter = int(experience.replay.max_mirror_gb * 1e9 / 4 / storage.layout.num_bytes / len(readers))
-    sources: list[EpisodeStream | LoadedEpisodes] = []
+    sources: list[OfEpisodes] = []
     for i, (reader, share, most) in enumerate(zip(readers, shares, max_rows, strict=True)):
         batch_size = share * replicas_here
         if streams:

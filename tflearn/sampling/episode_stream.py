@@ -19,14 +19,12 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.types import WEIGHTS
-from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
 from tflearn.sampling.episode_rows import EpisodeRows
-from tflearn.sampling.loaded_episodes import block_rows
+from tflearn.sampling.loaded_episodes import OfEpisodes, block_rows
 from tflearn.sampling.ring_buffer import RingColumns
-from tflearn.sampling.source import Batch, Source, advance
+from tflearn.sampling.source import advance
 
 # (seed, epoch, (files, records of the next file) that are passed over) -> (the same after some episodes, these).
 ReadEpisodes = Callable[[int, int, tuple[int, int]], Iterator[tuple[tuple[int, int], Any]]]
@@ -62,17 +60,14 @@ class Position:
 Window = tuple[Position, np.ndarray, np.ndarray]
 
 
-class EpisodeStream(Source, tf.train.experimental.PythonState):
+class EpisodeStream(OfEpisodes):
     """A `Source` of episodes that are read again in each epoch. Its position belongs in the checkpoint.
 
     Each sequence is given once in an epoch. `close` ends its threads.
 
     Attributes:
       max_read_ahead: batches that are ready before they are needed, at most.
-      weighs: see `LoadedEpisodes`.
     """
-
-    weighs = False
 
     def __init__(
         self,
@@ -112,20 +107,8 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         self._positions = collections.deque([Position()])  # of the windows that are not given completely
         self._changed = threading.Condition()  # guards the attributes below
         self._written = self._released = 0  # batches
-        self._limit: int | None = None
-        self._error: Exception | None = None
         self._closed = False
         self._thread: background.Thread | None = None
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more batches; None if there are, or if it was closed."""
-        return self._error
-
-    @property
-    def ended(self) -> bool:
-        """Whether `max_epochs` are over."""
-        return self._limit is not None and self._num_drawn() >= self._limit
 
     @property
     def epochs(self) -> float:
@@ -140,7 +123,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         """Returns the position as JSON."""
         position = dataclasses.asdict(self._current())
         return json.dumps(
-            {'seed': self._seed, 'window_rows': self._window_rows, 'batches': self._num_drawn(), 'position': position}
+            {'seed': self._seed, 'window_rows': self._window_rows, 'batches': self._num_batches(), 'position': position}
         )
 
     def deserialize(self, string_value: str) -> None:
@@ -164,7 +147,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
 
     def grant(self, num_steps: int) -> int:
         """See `Source`: as many as are read by now; waits for the first of them."""
-        drawn = self._num_drawn()
+        drawn = self._num_batches()
         with self._changed:
             if self._thread is None and not self._closed:
                 self._written = drawn
@@ -187,13 +170,6 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
             numbers = numbers[:, None] * self._batch_size + tf.range(self._batch_size, dtype=tf.int64)
             return rows, tf.cast(numbers < self._wanted.read_value(), tf.float32)
 
-    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
-        """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
-        rows, weights = drawn
-        with tf.device('CPU:0'):
-            data, info = with_version(self._columns.batch(rows, i))
-            return data, info | ({WEIGHTS: tf.gather(weights, i)} if self.weighs else {})
-
     def close(self) -> None:
         """See `Source`."""
         with self._changed:
@@ -202,7 +178,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_SECS)
 
-    def _num_drawn(self) -> int:
+    def _num_batches(self) -> int:
         return int(self._drawn.numpy())
 
     def _available(self, drawn: int) -> int:
@@ -210,7 +186,7 @@ class EpisodeStream(Source, tf.train.experimental.PythonState):
 
     def _current(self) -> Position:
         """Returns where the window of the next sequence begins."""
-        drawn = self._num_drawn() * self._batch_size
+        drawn = self._num_batches() * self._batch_size
         while len(self._positions) > 1 and self._positions[1].sequences <= drawn:
             self._positions.popleft()
         return self._positions[0]

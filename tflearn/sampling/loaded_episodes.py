@@ -1,5 +1,6 @@
 """LoadedEpisodes: all sequences of recorded episodes in memory, as a source of batches."""
 
+import abc
 import json
 import time
 from collections.abc import Iterator
@@ -24,7 +25,35 @@ _BLOCK_ROWS = 4096
 _BLOCK_BYTES, _CROSSED_BYTES = 4 << 20, 32 << 20
 
 
-class LoadedEpisodes(Source, tf.train.experimental.PythonState):
+class OfEpisodes(Source, tf.train.experimental.PythonState):
+    """A source of the sequences of recorded episodes. Its position belongs in the checkpoint.
+
+    Attributes:
+      weighs: whether batches have weights: 1, and 0 of sequences beyond `max_epochs`, which fill up the last one.
+    """
+
+    weighs = False
+    _columns: RingColumns
+    _limit: int | None = None  # batches of `max_epochs`
+
+    @abc.abstractmethod
+    def _num_batches(self) -> int:
+        """Returns how many batches were drawn."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `max_epochs` are over."""
+        return self._limit is not None and self._num_batches() >= self._limit
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
+        """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+        rows, weights = drawn
+        with tf.device('CPU:0'):
+            data, info = with_version(self._columns.batch(rows, i))
+            return data, info | ({WEIGHTS: tf.gather(weights, i)} if self.weighs else {})
+
+
+class LoadedEpisodes(OfEpisodes):
     """A `Source` of recorded episodes, whose position belongs in the checkpoint: a `Learner` of it saves that.
 
     Which sequence is drawn depends on the seed and on how many were drawn before, and on nothing else. So a resumed run
@@ -32,10 +61,9 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
 
     Attributes:
       size: the number of sequences.
-      weighs: whether batches have weights: 1, and 0 of sequences beyond `max_epochs`, which fill up the last one.
     """
 
-    takes_indices, weighs = True, False
+    takes_indices = True
 
     def __init__(
         self,
@@ -108,11 +136,6 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
         """How many sequences were drawn, for each one that there is."""
         return int(self._drawn.numpy()) / self.size
 
-    @property
-    def ended(self) -> bool:
-        """Whether `max_epochs` are over."""
-        return self._limit is not None and self._num_batches() >= self._limit
-
     def metrics(self) -> dict[str, float]:
         """Returns the number of sequences, and the epochs so far."""
         return {'replay_size': self.size, 'data/epochs': self.epochs}
@@ -144,13 +167,6 @@ class LoadedEpisodes(Source, tf.train.experimental.PythonState):
             rows = self._columns.draw(starts + tf.range(self._length, dtype=tf.int64))
             is_wanted = tf.fill([count], True) if self._wanted is None else numbers < self._wanted
             return rows, tf.reshape(tf.cast(is_wanted, tf.float32), [num_steps, size])
-
-    def batch(self, drawn: Any, i: tf.Tensor) -> Batch:
-        """See `Source`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
-        rows, weights = drawn
-        with tf.device('CPU:0'):
-            data, info = with_version(self._columns.batch(rows, i))
-            return data, info | ({WEIGHTS: tf.gather(weights, i)} if self.weighs else {})
 
     def all_batches(self) -> Iterator[tuple[int, Any]]:
         """Yields each sequence once, in the order of the episodes: the number of sequences, and an element."""

@@ -72,14 +72,13 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
             self._in_flight, self._num_streams = 1, min(math.ceil(_MAX_STREAMS / len(self._addresses)), ahead // 2)
             capacity = ahead + 2 - 2 * self._num_streams
         spec = [storage.signature['chunk']]
-        self._readers = Readers(
+        self._given = self._readers = Readers(
             [TableReader(address, storage, STREAM, spec, capacity, timeout_secs) for address in self._addresses]
         )
         self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
         self._started = False
         self._programs = functools.cache(self._program)
         self._closing = threading.Event()
-        self._error: Exception | None = None
         self._error_buffer = error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
 
@@ -90,11 +89,6 @@ class ReplayMirror(RingSource, tf.train.experimental.PythonState):
     @property
     def _inserts_beyond(self) -> int:
         return self._inserts - self._min_size
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there are no more batches; None if there are, or if the source was closed."""
-        return self._readers.error or self._error
 
     def serialize(self) -> str:
         """Returns the counts of inserts and samples as JSON."""

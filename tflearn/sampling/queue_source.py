@@ -157,7 +157,6 @@ class QueueSource(Planned):
         self._newest_version = 0
         self.addresses, self.num_used = tuple(addresses), 0
         self.num_stale = self._greatest_lag = 0
-        self._started = False
         with tf.device('CPU:0'):
             empty = tf.zeros((self._plan.num_slots, batch_size, *self._item_shape), tf.uint8)
             self._slots = tf.Variable(empty, trainable=False, name='slots')
@@ -222,9 +221,6 @@ class QueueSource(Planned):
 
     def start(self) -> None:
         """See `Source`: reads items on threads."""
-        if self._started:
-            return
-        self._started = True
         for reader in self._readers.each:
             reader.start(one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
 

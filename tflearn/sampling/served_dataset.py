@@ -44,14 +44,12 @@ class ServedDataset(Source):
         """
         self._given = self._reader = reader
         self._unpack, self._num_replicas = unpack, num_replicas
-        self._prepare, self._in_flight, self._started = prepare, in_flight, False
+        self._prepare, self._in_flight = prepare, in_flight
         self.max_draw_steps, self.takes_indices = max_draw_steps, max_draw_steps > 1
 
     def start(self) -> None:
         """See `Source`."""
-        if not self._started:
-            self._started = True
-            self._reader.start(self._prepare, self._in_flight)
+        self._reader.start(self._prepare, self._in_flight)
 
     def grant(self, num_steps: int) -> int:
         """See `Source`. Waits for batches; for half as many as fit into a draw only as long as they arrive soon."""

@@ -54,11 +54,12 @@ class Source(Resumable, abc.ABC):
     addresses: Sequence[str] = ()
     batch_size: int = 0
     _given: Any = None  # what its items come from, if that has an `error` and is closed with it
+    _error: Exception | None = None  # its own
 
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if there are, or if the source was closed."""
-        return None if self._given is None else self._given.error
+        return self._error or (None if self._given is None else self._given.error)
 
     @property
     def ended(self) -> bool:
