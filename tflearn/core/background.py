@@ -21,7 +21,6 @@ from absl import logging
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserTimeoutError
 from tflearn.core.settings import PositiveFloat, checked
 
-_MAX_THREADS = 1_000  # no work waits for a thread
 _deaths: list[Callable[[str, BaseException], None]] = []  # what is called when a thread dies
 
 # TensorFlow's oneDNN searches all kernels for each operation that a thread has not met, so threads
@@ -31,7 +30,7 @@ _threads: concurrent.futures.ThreadPoolExecutor
 
 def _make_threads() -> None:
     global _threads
-    _threads = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, 'background')
+    _threads = concurrent.futures.ThreadPoolExecutor(1_000, 'background')  # no work waits for a thread
 
 
 _make_threads()
@@ -106,7 +105,7 @@ class Background:
         self._working = False
         self._done = threading.Event()
         self._done.set()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     @property
     def failed(self) -> bool:
@@ -147,15 +146,11 @@ class Background:
             try:
                 work()
                 self._error = None
-            except Exception as error:  # `raise_failure` raises it; a caller that never asks goes on
+            except BaseException as error:  # `raise_failure` raises it; a caller that never asks goes on
                 logging.warning('%s', error)
                 self._error = error
-            except BaseException as error:  # such as SystemExit, which ends the job
-                logging.error('%s died: %r', self._name, error)
-                _report_death(self._name, error)
-                with self._lock:
-                    self._done.set()
-                return
+                if not isinstance(error, Exception):  # such as SystemExit, which ends the job
+                    _report_death(self._name, error)
             with self._lock:
                 work, self._next = self._next, None
                 self._working = work is not None
