@@ -152,12 +152,12 @@ def test_dsjson_is_read_as_it_is(tmp_path, name):
 
 
 WRONG = {
-    'two labels': ('1:0:0.5 | a\n2:1:0.5 | b\n', "b'1:0:0.5 | a' with 2 labelled actions of 2"),
+    'two labels': ('1:0:0.5 | a\n2:1:0.5 | b\n', "b'1:0:0.5 | a' (got 2 labelled actions of 2"),
     'no bar': ('shared | a\n0:1:0.5\n', "b'shared | a' (got '0:1:0.5' without |"),
-    'a weight': ('shared | a\n0:1:0.5 2.0 | b\n', 'with 1 labelled actions of 1'),
-    'no probability': ('shared | a\n0:1 | b\n', "the label '0:1'"),
+    'a weight': ('shared | a\n0:1:0.5 2.0 | b\n', 'got 1 labelled actions of 1'),
+    'no probability': ('shared | a\n0:1 | b\n', "got the label '0:1'"),
     'probability 0': ('shared | a\n0:1:0 | b\n', 'probability = 0'),
-    'slots': ('ccb shared | a\nccb action | b\n', 'with 2 labelled actions of 2'),
+    'slots': ('ccb shared | a\nccb action | b\n', 'got 2 labelled actions of 2'),
     'no name': ('shared | :3\n0:1:0.5 | b\n', "shared = ':3'"),
     'not finite': ('shared | a:nan\n0:1:0.5 | b\n', "shared = 'a:nan'"),
     'many items': ('0:1:0.5 | a\n| b\n| c\n| d\n', "actions = ['a', 'b', 'c', 'd']"),

@@ -45,27 +45,29 @@ def of_text(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
 
 
 def _of_lines(lines: Sequence[bytes]) -> Found:
-    need = (
-        'lines with |: one that begins with shared, then one for each action, one of them with action:cost:probability'
-    )
     try:
         parsed = [_line(line.decode()) for line in lines]
+        is_shared = parsed[0][0] == ['shared']
+        actions = parsed[is_shared:]
+        label = _label([each for each, *_ in actions])
     except ValueError as error:
-        return f'{lines[0][:_SHOWN]!r} ({error})', need
-    shared = [each for each in parsed if each[0] == ['shared']]
-    actions = [each for each in parsed if each[0] != ['shared']]
-    labels = [(i, label) for i, (label, *_) in enumerate(actions) if label]
-    if len(shared) > 1 or not actions or len(labels) > 1 or any(len(label) > 1 for _, label in labels):
-        return f'{lines[0][:_SHOWN]!r} with {len(labels)} labelled actions of {len(actions)}', need
-    if not labels:
-        return None
-    (index, (label,)), tags = labels[0], [tag for _, tag, _ in parsed if tag]
-    try:
-        _, cost, probability = map(float, label.split(':'))
-    except ValueError:
-        return f'the label {label[:_SHOWN]!r}', need
-    features = ' '.join(text for *_, text in shared)
-    return _row(features, [text for *_, text in actions], index, cost, probability, tags[0] if tags else None)
+        return f'{lines[0][:_SHOWN]!r} ({error})', 'lines with |: shared, if any, then one for each action'
+    tags = [tag for _, tag, _ in parsed if tag]
+    shared = parsed[0][2] if is_shared else ''
+    return label and _row(shared, [text for *_, text in actions], *label, tags[0] if tags else None)
+
+
+def _label(labels: Sequence[Sequence[str]]) -> tuple[int, float, float] | None:
+    """Returns which action is labelled, its cost and its probability; None if none is."""
+    given = [(i, words) for i, words in enumerate(labels) if words]
+    if len(given) > 1 or not labels or any(len(words) > 1 for _, words in given):
+        raise UserValueError(f'got {len(given)} labelled actions of {len(labels)}; need one, without a weight')
+    for i, (text,) in given:
+        parts = text.split(':')
+        if len(parts) != 3:
+            raise UserValueError(f'got the label {text[:_SHOWN]!r}; need action:cost:probability')
+        return i, float(parts[1]), float(parts[2])
+    return None
 
 
 def _line(text: str) -> tuple[list[str], str, str]:
