@@ -100,6 +100,14 @@ def test_vowpal_wabbits_text_is_read_as_it_is(tmp_path, name):
     assert 'decisions without a cost: 1' in lines
 
 
+def test_the_scale_of_a_namespace_multiplies_its_numbers(tmp_path):
+    """As `vw --audit` (9.11) prints them."""
+    text = write(tmp_path, 'log.vw', 'shared |User:0.5 age:34 Tom city:paris\n0:-1:0.85 |Action a:2 b\n')
+    _, data = import_logs(tmp_path, text, mapped=MAP)
+    assert read_json(data / 'vocabularies.json')['observation.user'] == ['User^Tom', 'User^age', 'User^city:paris']
+    assert arrays_of(data)['observation.user'].tolist() == [[0.5, 17, 1]]
+
+
 # The decisions of TEXT, as Personalizer logs them.
 CONTEXTS = [
     {

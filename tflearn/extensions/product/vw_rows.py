@@ -94,7 +94,10 @@ def _features(text: str) -> Iterator[str]:
 
 def _scaled(word: str, scale: float) -> str:
     name, colon, number = word.rpartition(':')
-    return f'{name}:{float(number) * scale!r}' if colon else f'{word}:{scale!r}'
+    try:
+        return f'{name}:{float(number) * scale!r}' if colon else f'{word}:{scale!r}'
+    except ValueError:  # a text, such as city:paris, which no scale concerns
+        return word
 
 
 def of_dsjson(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
