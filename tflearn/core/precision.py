@@ -56,14 +56,20 @@ def check_agent(agent: Any, precision: str) -> None:
             f"got precision='float16' for a {type(trained).__name__}; need an agent of tflearn.agents, whose "
             "optimizers scale its losses, or 'bfloat16'"
         )
-    layers = [each for each in agent.submodules if isinstance(each, tf.keras.layers.Layer) and _variables(each)]
-    # A network is a layer too, but only its layers compute.
-    layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
-    if precision != 'float32' and not any(layer.compute_dtype == precision for layer in layers):
+    if precision != 'float32' and precision not in _computed(agent):
         raise UserValueError(
             f'got no layer that computes in {precision}; need at least one; give the encoding network '
             'dtype=tf.keras.mixed_precision.global_policy(), or take float32'
         )
+
+
+def _computed(agent: Any) -> set[str]:
+    """Returns the dtypes in which an agent's layers compute."""
+    made = (each for each in agent.submodules if isinstance(each, tf.keras.layers.Layer))
+    layers = [each for each in made if _variables(each)]
+    # A network is a layer too, but only its layers compute.
+    known = set(map(id, layers))
+    return {each.compute_dtype for each in layers if known.isdisjoint(map(id, each.submodules))}
 
 
 def _variables(layer: tf.keras.layers.Layer) -> Sequence[tf.Variable]:

@@ -145,14 +145,21 @@ def fit(value: Any, shape: tuple[int, ...], dtype: Any, name: str, origin: str) 
     if array.shape != shape:
         raise UserValueError(f'{got}; {need}; return that shape, or declare {array.shape} in the space')
     if dtype.kind != 'f':
-        low, high = (0, 1) if dtype.kind == 'b' else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        values = f'{got}, values from {array.min()} to {array.max()}' if array.size else got
-        if array.dtype.kind == 'f':
-            raise UserValueError(f'{values}; {need}; convert it to whole numbers, or declare a Box of floats')
-        if array.size and not (low <= array.min() and array.max() <= high):
-            raise UserValueError(f'{values}; {need}, so values from {low} to {high}; declare a larger dtype')
+        _check_whole(array, dtype, got, need)
     with np.errstate(over='ignore'):
         return array.astype(dtype)
+
+
+def _check_whole(array: np.ndarray, dtype: np.dtype[Any], got: str, need: str) -> None:
+    """Raises UserValueError unless a dtype of integers or bool can hold an array."""
+    low, high = (0, 1) if dtype.kind == 'b' else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    values = f'{got}, values from {array.min()} to {array.max()}' if array.size else got
+    if array.dtype.kind == 'f':
+        need = f'{need}; convert it to whole numbers, or declare a Box of floats'
+        raise UserValueError(f'{values}; {need}')
+    if array.size and not (low <= array.min() and array.max() <= high):
+        need = f'{need}, so values from {low} to {high}; declare a larger dtype'
+        raise UserValueError(f'{values}; {need}')
 
 
 def batch_of(space: spaces.Space, batch: Any, num_environments: int, origin: str, name: str = 'observation') -> Any:

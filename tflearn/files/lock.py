@@ -269,14 +269,14 @@ def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Ev
       RuntimeError: as soon as its owner renews it.
     """
     first, deadline = _read(store, path), time.monotonic() + LOCK_SECS
-    if first is not None and (first.get('released') or _has_died(first)):
+    if _has_ended(first):
         return True
     logging.info('%s: waiting up to %g s whether it still runs', _described(first or {}), LOCK_SECS)
     while time.monotonic() < deadline:
         if stop.wait(_POLL_SECS):
             return False
         owner = _read(store, path)
-        if owner is not None and (owner.get('released') or _has_died(owner)):
+        if _has_ended(owner):
             return True
         if owner is not None and owner != first:
             raise UserRuntimeError(
@@ -291,6 +291,11 @@ def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Ev
         )
     logging.warning('%s did not renew its lock for %g s; taking over', _described(first or {}), LOCK_SECS)
     return True
+
+
+def _has_ended(owner: dict[str, Any] | None) -> bool:
+    """Returns whether an owner has released its lock, or its process has died here."""
+    return owner is not None and bool(owner.get('released') or _has_died(owner))
 
 
 def _path(directory: pathlib.Path, job: str, epoch: int) -> pathlib.Path:

@@ -142,12 +142,9 @@ class Supervisor:
     def _handle_exit(self, process: JobProcess) -> Failure | None:
         """Handles the end of a job. Returns the run's failure if it causes one."""
         job, user_error = process.job, process.user_error()
-        served = next((other for other in self._processes if other.job.name == job.serves), None)
-        served_is_done = served is not None and served.exit_code == 0
-        if process.exit_code == 0 and (served is None or served_is_done or job.may_finish):
-            return None
-        if served_is_done:
-            self._log_exit(process)
+        if self._may_end(process):
+            if process.exit_code != 0:
+                self._log_exit(process)
             return None
         # A job that ran before and may be restarted met a passing error, such as a server that was
         # too busy to answer.
@@ -160,6 +157,14 @@ class Supervisor:
             return None
         return self._give_up(process, may_restart)
 
+    def _may_end(self, process: JobProcess) -> bool:
+        """Returns whether a job is no longer needed: it, or the one that it serves, is done."""
+        job, others = process.job, self._processes
+        served = next((other for other in others if other.job.name == job.serves), None)
+        if served is not None and served.exit_code == 0:
+            return True
+        return process.exit_code == 0 and (served is None or job.may_finish)
+
     def _give_up(self, process: JobProcess, restarted: bool) -> Failure | None:
         """Logs that a job is not started again. Returns the run's failure if it cannot go on without the job."""
         job = process.job
@@ -170,10 +175,8 @@ class Supervisor:
         is_full = _is_full(self._run_dir.root)
         if not is_full:  # else the log's end is not there, and the disk is the reason
             self._log_exit(process, '; given up' if restarted else '')
-        if job.restart.spent == 'drop':
-            substitutes = [other for other in self._processes if other.job.kind == job.kind and other is not process]
-            if any(other.alive or other.exit_code == 0 or other.start_at is not None for other in substitutes):
-                return None
+        if job.restart.spent == 'drop' and self._has_substitute(process):
+            return None
         restarts = f' after {process.restarts} restarts' if restarted else ''
         message = f'{job.name} {process.exit_text()}{restarts}; its log is {quoted(process.log)}'
         if is_full:
@@ -182,6 +185,15 @@ class Supervisor:
         if self._only(process):
             message += f'; the others are done, the policies are in {quoted(self._run_dir.policies)}'
         return Failure(message, is_user_error=is_full)
+
+    def _has_substitute(self, process: JobProcess) -> bool:
+        """Returns whether another job of the same kind works, is done, or will be started."""
+        others = [other for other in self._processes if other.job.kind == process.job.kind]
+        return any(
+            other.alive or other.exit_code == 0 or other.start_at is not None
+            for other in others
+            if other is not process
+        )
 
     def request_save(self) -> None:
         """Asks the jobs that save for a checkpoint now."""

@@ -405,9 +405,24 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
     Raises:
       ValueError: if the jobs ask for more than the machine has.
     """
+    _check_asked(topology, machine)
     cores, gpus = iter(machine.cores), iter(machine.gpus)
     asked_for = sum(job.workers * (job.resources.accelerators or 0) for job in topology.jobs)
     left = machine.gpus[asked_for:]
+    placements = {}
+    for job in topology.jobs:
+        own_cores = frozenset(itertools.islice(cores, job.workers * (job.resources.cores or 0)))
+        own_gpus: Sequence[str] | None = None  # all that there may be
+        if job.resources.accelerators is not None:
+            own_gpus = [*itertools.islice(gpus, job.workers * job.resources.accelerators)]
+        elif machine.gpus:
+            own_gpus = left if job.kind == 'train' else ()
+        placements[job.name] = Placement(own_cores or None, _of_gpus(own_gpus))
+    return placements
+
+
+def _check_asked(topology: Topology, machine: Machine) -> None:
+    """Raises ValueError if the jobs ask for more than the machine has, or what no machine has."""
     there_is = {
         'cores': len(machine.cores),
         'memory_gb': round(machine.memory_gb, 1),
@@ -427,16 +442,6 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
                 f'got the resources {", ".join(job.resources.custom)} for {job.name} on one machine; need '
                 '--backend=slurm or --backend=kubernetes for that'
             )
-    placements = {}
-    for job in topology.jobs:
-        own_cores = frozenset(itertools.islice(cores, job.workers * (job.resources.cores or 0)))
-        own_gpus: Sequence[str] | None = None  # all that there may be
-        if job.resources.accelerators is not None:
-            own_gpus = [*itertools.islice(gpus, job.workers * job.resources.accelerators)]
-        elif machine.gpus:
-            own_gpus = left if job.kind == 'train' else ()
-        placements[job.name] = Placement(own_cores or None, _of_gpus(own_gpus))
-    return placements
 
 
 def commonest_environment(placements: Mapping[str, Placement]) -> Mapping[str, str]:
