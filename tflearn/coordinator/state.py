@@ -168,13 +168,7 @@ class State:
           Conflict: if it belongs to another run, or another learner has this one.
         """
         with self._changed:
-            compared = {name for name in self._contract.keys() & contract.keys() if not name.startswith('_')}
-            if any(self._contract[name] != contract[name] for name in compared):
-                raise Conflict('got another contract; need that of the run', contract=self._contract)
-            if role in _MAKERS and len({*self._contract, *contract}) > _MAX_PARTS:
-                raise Conflict(
-                    f'got a contract whose parts are more than {_MAX_PARTS} with those of the run; need fewer'
-                )
+            self._check_contract(role, contract)
             known = self._addresses.get(role, {})
             if address and index not in known and sum(map(len, self._addresses.values())) >= _MAX_ADDRESSES:
                 raise Conflict(f'got the address of a job beyond {_MAX_ADDRESSES}; need fewer')
@@ -192,6 +186,16 @@ class State:
                 'phase': self.phase,
                 'epoch': self._learner.epoch if claim and self._learner else 0,
             }
+
+    def _check_contract(self, role: str, contract: Mapping[str, Any]) -> None:
+        """Raises Conflict for a contract that differs from the run's, or makes it too large."""
+        known = self._contract
+        compared = {name for name in known.keys() & contract.keys() if not name.startswith('_')}
+        if any(known[name] != contract[name] for name in compared):
+            raise Conflict('got another contract; need that of the run', contract=known)
+        if role in _MAKERS and len({*known, *contract}) > _MAX_PARTS:
+            limit = f'more than {_MAX_PARTS} with those of the run'
+            raise Conflict(f'got a contract whose parts are {limit}; need fewer')
 
     def _taken(self, claim: Claim, had_epoch: bool) -> Claim:
         """Returns the claim that a learner gets."""

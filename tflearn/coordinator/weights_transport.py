@@ -194,21 +194,31 @@ def parse(received: memoryview) -> Message:
 def _parse_header(fields: Any) -> Message:
     if fields['protocol'] != PROTOCOL:
         raise UserValueError(f'protocol {fields["protocol"]!r}, not {PROTOCOL}; start all jobs with the same tflearn')
-    variables = []
-    for name, shape, dtype, sent, num_bytes, digest in fields['variables']:
-        of = (isinstance(each, str) for each in (name, dtype, sent, digest))
-        sizes = all(type(each) is int and each >= 0 for each in (*shape, num_bytes)) and len(shape) <= _MAX_DIMENSIONS
-        if not (all(of) and sizes and dtype in _ITEM_BYTES and sent in _ITEM_BYTES and name.isprintable()):
-            raise UserValueError('a variable without a name, a shape, types, a size and a digest')
-        if num_bytes != math.prod(shape) * _ITEM_BYTES[sent]:
-            raise UserValueError(f'the variable {name} of {num_bytes} bytes, not those of {shape} of {sent}')
-        variables.append(Variable(name, tuple(shape), dtype, sent, num_bytes, digest))
+    variables = tuple(map(_parse_variable, fields['variables']))
     counters = dict(fields['counters'])
     for name, value in counters.items():
         most = control.MAX_VERSION if name == 'policy_version' else 1 << 53
         if not name.isprintable() or not isinstance(value, int) or not -1 <= value <= most:
             raise UserValueError(f'the counter {name!a}={value!r:.40}, which is no whole number from -1 to {most}')
-    return Message(counters, tuple(variables), (None,) * len(variables))
+    return Message(counters, variables, (None,) * len(variables))
+
+
+def _parse_variable(fields: Any) -> Variable:
+    name, shape, dtype, sent, num_bytes, digest = fields
+    are_words = all(isinstance(each, str) for each in (name, dtype, sent, digest))
+    are_sizes = all(type(each) is int and each >= 0 for each in (*shape, num_bytes))
+    if not (
+        are_words
+        and are_sizes
+        and len(shape) <= _MAX_DIMENSIONS
+        and _ITEM_BYTES.keys() >= {dtype, sent}
+        and name.isprintable()
+    ):
+        raise UserValueError('a variable without a name, a shape, types, a size and a digest')
+    if num_bytes != math.prod(shape) * _ITEM_BYTES[sent]:
+        size = f'{num_bytes} bytes, not those of {shape} of {sent}'
+        raise UserValueError(f'the variable {name} of {size}')
+    return Variable(name, tuple(shape), dtype, sent, num_bytes, digest)
 
 
 PATH, STATUS_PATH = '/v1/weights', '/v1/status'
