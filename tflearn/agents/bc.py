@@ -129,8 +129,12 @@ def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> Non
         raise UserValueError(
             f"got kind='mse' for the action {specs.action}; need actions of floats; set kind='log_likelihood'"
         )
-    if loss.weight is None or loss.weight in EPISODE_WEIGHTS:
-        return
+    if loss.weight is not None and loss.weight not in EPISODE_WEIGHTS:
+        _check_column(specs, loss.weight)
+
+
+def _check_column(specs: EnvironmentSpecs, weight: str) -> None:
+    """Raises ValueError unless a weight is the name of a column of numbers."""
     parts = {'observation': specs.observation, 'action': specs.action, 'reward': specs.reward}
     columns = {
         path: leaf
@@ -138,9 +142,9 @@ def _check(specs: EnvironmentSpecs, experience: Experience, loss: BCLoss) -> Non
         for path, leaf in zip(leaf_paths(spec, name), tf.nest.flatten(spec), strict=True)
     }
     possible = [path for path, leaf in columns.items() if leaf.shape.rank == 0]
-    if loss.weight not in possible:
+    if weight not in possible:
         raise UserValueError(
-            f'got weight={loss.weight!r}; need one of {", ".join([*EPISODE_WEIGHTS, *possible])}: a column with one '
+            f'got weight={weight!r}; need one of {", ".join([*EPISODE_WEIGHTS, *possible])}: a column with one '
             'number for each step'
         )
 

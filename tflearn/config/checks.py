@@ -121,11 +121,7 @@ def check_required(
       ValueError: naming what is missing.
     """
     missing = [binding.written for binding in bindings if binding.value == _REQUIRED]
-    used = reach(bindings, [job])
-    mine = [binding for binding in bindings if binding.owner in used]
-    evaluated = [leaf for binding in mine for leaf in leaves(binding.value) if isinstance(leaf, Reference)]
-    names = {leaf.target: leaf.selector for leaf in evaluated if leaf.evaluate}
-    for function, name in {job: job.name, **names}.items():
+    for function, name in {job: job.name, **_called(bindings, job)}.items():
         bound = {binding.parameter for binding in bindings if binding.target == function}
         bound.update(given if function == job else ())
         missing += [f'{name}.{parameter}' for parameter in _required(function) if parameter not in bound]
@@ -133,6 +129,14 @@ def check_required(
         raise UserValueError(
             f"got no value for {missing[0]} in {gin_file}; need one: bind it there or with {FLAG}='{missing[0]}=...'"
         )
+
+
+def _called(bindings: Sequence[Binding], job: Configurable) -> dict[Configurable, str]:
+    """Returns what a job calls for its arguments, and how that is written."""
+    used = reach(bindings, [job])
+    mine = (binding.value for binding in bindings if binding.owner in used)
+    found = [leaf for value in mine for leaf in leaves(value) if isinstance(leaf, Reference)]
+    return {leaf.target: leaf.selector for leaf in found if leaf.evaluate}
 
 
 def _required(function: Configurable) -> list[str]:

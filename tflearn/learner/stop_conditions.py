@@ -83,7 +83,21 @@ class Forecast:
           env_steps: its environment steps.
           secs: its seconds of training.
         """
-        now, counts = self._clock(), {'num_train_steps': train_step, 'max_env_steps': env_steps, 'max_secs': secs}
+        counts = {'num_train_steps': train_step, 'max_env_steps': env_steps, 'max_secs': secs}
+        if not self._conditions:
+            return {'nearest': None, 'nearest_share': None, 'secs_left': None}
+        left = {}
+        for name, rate in self._rates(counts).items():
+            if rate > 0:
+                left[name] = max(0.0, self._conditions[name] - counts[name]) / rate
+        shares = {name: min(1.0, counts[name] / end) for name, end in self._conditions.items()}
+        # Without a rate that with the greatest share.
+        nearest = min(left, key=left.__getitem__) if left else max(shares, key=shares.__getitem__)
+        return {'nearest': nearest, 'nearest_share': shares[nearest], 'secs_left': left.get(nearest)}
+
+    def _rates(self, counts: dict[str, float]) -> dict[str, float]:
+        """Takes in the counts of now; returns how fast those of conditions have grown lately [1/s]."""
+        now = self._clock()
         if self._updated_at is not None:
             gap = now - self._updated_at
             if len(self._gaps) >= _FEW and gap > max(_STALL_SECS, _STALL_FACTOR * sum(self._gaps) / len(self._gaps)):
@@ -95,17 +109,9 @@ class Forecast:
         if not self._seen or now - self._seen[-1][0] >= _SAMPLE_SECS:
             self._seen.append((now, counts))
         then, before = self._seen[0]
-        left = {}
-        for name, end in self._conditions.items():
-            rate = (counts[name] - before[name]) / (now - then) if now > then else 0.0
-            if rate > 0:
-                left[name] = max(0.0, end - counts[name]) / rate
-        if not self._conditions:
-            return {'nearest': None, 'nearest_share': None, 'secs_left': None}
-        shares = {name: min(1.0, counts[name] / end) for name, end in self._conditions.items()}
-        # Without a rate that with the greatest share.
-        nearest = min(left, key=left.__getitem__) if left else max(shares, key=shares.__getitem__)
-        return {'nearest': nearest, 'nearest_share': shares[nearest], 'secs_left': left.get(nearest)}
+        if now <= then:
+            return {}
+        return {name: (counts[name] - before[name]) / (now - then) for name in self._conditions}
 
 
 @checked_dataclass(frozen=True)

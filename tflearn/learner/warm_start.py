@@ -92,18 +92,23 @@ def _origins(
                 f'{missing} is called {here} here' + (' except for optimizers' if wanted and not optimizers else '')
             )
         origins.update(found)
-    for name, origin in sorted(origins.items()):
-        if name in layout.unmapped:
-            problems.append(f'{name} is neither a variable nor a Python state')
-        elif saved.get(origin) != layout.described.get(name):
-            kind, kind_here = saved.get(origin, 'absent'), layout.described.get(name, 'absent')
-            problems.append(f'{origin} is {kind} in the checkpoint, {name} is {kind_here} here')
+    problems += _differences(layout, saved, origins)
     if problems:
         raise UserValueError(
             f'got checkpoint {path} to load {", ".join(sorted(prefixes))} from, but {first_few(problems)}; '
             'need the same values on both sides; choose other prefixes, or undo the change'
         )
     return origins
+
+
+def _differences(layout: CheckpointLayout, saved: Mapping[str, str], origins: Mapping[str, str]) -> Iterator[str]:
+    """Yields what is wrong with the values to load."""
+    for name, origin in sorted(origins.items()):
+        if name in layout.unmapped:
+            yield f'{name} is neither a variable nor a Python state'
+        elif saved.get(origin) != layout.described.get(name):
+            kind, kind_here = saved.get(origin, 'absent'), layout.described.get(name, 'absent')
+            yield f'{origin} is {kind} in the checkpoint, {name} is {kind_here} here'
 
 
 def _renamed(names: Collection[str], prefix: str, other: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ next transform gets.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -114,24 +114,32 @@ class ObservationTransform(Transform):
     def transform_specs(self, specs: EnvironmentSpecs) -> EnvironmentSpecs:
         """See `Transform`."""
         found, leaves = leaf_paths(specs.observation), tf.nest.flatten(specs.observation)
-        name = type(self).__name__
-        if unknown := sorted(set(self.paths or ()) - set(found)):
-            raise UserValueError(
-                f"got {name}.paths with '{unknown[0]}' and an observation with the parts {', '.join(found)}; need some "
-                'of these'
-            )
-        for path, leaf in zip(found, leaves, strict=True):
-            if self.paths is not None and path in self.paths and not self.fits(leaf):
-                raise UserValueError(f"got '{path}' with the spec {leaf} for {name}; need {self.need}")
-        named = zip(found, leaves, strict=True)
-        wanted = [self.fits(leaf) if self.paths is None else path in self.paths for path, leaf in named]
+        if self.paths is None:
+            wanted = [self.fits(leaf) for leaf in leaves]
+        else:
+            self._check_paths(self.paths, dict(zip(found, leaves, strict=True)))
+            wanted = [path in self.paths for path in found]
         if not any(wanted):
-            raise UserValueError(f'got the observation {specs.observation} for {name}; need {self.need} in it')
+            raise UserValueError(
+                f'got the observation {specs.observation} for {type(self).__name__}; need {self.need} in it'
+            )
         self.specs = {i: leaf for i, leaf in enumerate(leaves) if wanted[i]}
         self.changed_paths = tuple(found[i] for i in self.specs)
         changed = [self.transform_leaf_spec(leaf) if i in self.specs else leaf for i, leaf in enumerate(leaves)]
         observation = tf.nest.pack_sequence_as(specs.observation, changed)
         return EnvironmentSpecs(observation, specs.action, specs.reward)
+
+    def _check_paths(self, paths: Collection[str], named: Mapping[str, tf.TensorSpec]) -> None:
+        """Raises ValueError for a path that the observation does not have, or that does not fit."""
+        name = type(self).__name__
+        if unknown := sorted(set(paths) - named.keys()):
+            raise UserValueError(
+                f"got {name}.paths with '{unknown[0]}' and an observation with the parts "
+                f'{", ".join(named)}; need some of these'
+            )
+        for path, leaf in named.items():
+            if path in paths and not self.fits(leaf):
+                raise UserValueError(f"got '{path}' with the spec {leaf} for {name}; need {self.need}")
 
     def transform_observation(self, observation: Any) -> Any:
         """Returns the changed observations, a nest of tensors [..., *changed spec]."""
