@@ -26,9 +26,10 @@ from tflearn.environments import external_client, gymnasium_env
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.launch.local import free_port
+from tools import algorithm_pages
 
 ALGORITHMS = DOCS / 'algorithms'
-FAST = ('iql',)  # pages whose Python is no slow test
+FAST = ('iql',)  # algorithms whose Python is no slow test
 # py: what needs other libraries, and does not run here. cpp, ini, yaml: tests of their own.
 LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml', 'cpp', 'ini', 'yaml'}
 # What a page's Python has around it.
@@ -78,7 +79,7 @@ assert statistics.returns == (16.5,) * 50
     'seeds.md': "assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',
-    'trackers.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
+    'watching.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
     'transforms.md': """
 import tflearn
 from tflearn.core import experience
@@ -226,17 +227,16 @@ def test_python(user, page):
 
 
 @pytest.mark.parametrize(
-    'page',
+    'section',
     [
-        path if path.stem in FAST else pytest.param(path, marks=pytest.mark.slow)
-        for path in sorted(ALGORITHMS.glob('*.md'))
+        pytest.param(each, marks=[] if each.name in FAST else pytest.mark.slow, id=each.name)
+        for each in algorithm_pages.sections()
     ],
-    ids=lambda path: path.stem,
 )
-def test_python_of_an_algorithm(page, tmp_path):
-    (block,) = [block for block in docs_blocks.of('python') if block.page == page]
+def test_python_of_an_algorithm(section, tmp_path):
+    (program,) = re.findall(r'^```python\n(.*?)^```$', section.python + '\n', re.MULTILINE | re.DOTALL)
     few = 'exports=few, num_train_steps=2'
-    text, num = re.subn(r'(num_train_steps=|max_env_steps=)[\d_]+(?=,)', f'num_episodes=1, {few}', block.text)
+    text, num = re.subn(r'(num_train_steps=|max_env_steps=)[\d_]+(?=,)', f'num_episodes=1, {few}', program)
     text = text.replace('num_episodes=200,', '')
     if offline := re.search(r"Dataset\(\['(.*)'\]\)", text):
         name = 'CartPole-v1' if 'cartpole' in offline[1] else 'Pendulum-v1'
@@ -244,7 +244,7 @@ def test_python_of_an_algorithm(page, tmp_path):
         text, num = re.subn(r'num_train_steps=5_000\),', 'num_train_steps=2), exports=few,', text)
     assert num == 1
     with docs_blocks.working_in(tmp_path):
-        exec(compile(text, str(block), 'exec'), names := {'few': ExportOptions(('greedy_policy',))})
+        exec(compile(text, section.link, 'exec'), names := {'few': ExportOptions(('greedy_policy',))})
     assert names['policy'].train_step == 2 if offline else names['run'].train_step >= 2
 
 

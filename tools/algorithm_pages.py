@@ -1,10 +1,12 @@
 """The site's pages of algorithms: what is written in docs/, and what modules, examples, runs and results add to it.
 
-A page's title and its sections *When to take it* and *From Python* are written by hand, as is what stands above the
-overview's table; all else is added when the site is built.
+A page is about a family of algorithms, and each has a section there, of which the title, the advice when to take it and
+the example from Python are written by hand, as is what stands above the overview's table; all else is added when the
+site is built.
 """
 
 import ast
+import dataclasses
 import functools
 import pathlib
 import re
@@ -18,7 +20,7 @@ from tflearn.config import reference
 from tools import settings_page
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BY_HAND = ('When to take it', 'From Python')
+FOLDER = ROOT / 'docs/algorithms'
 # Whose policies record the episodes that an example for recorded data trains on.
 EXPERTS = {'cartpole': 'dqn_cartpole', 'pendulum': 'sac_pendulum'}
 GENERAL = ('tflearn.networks.networks.NetworkOptions', 'tflearn.optimization.optimizers.OptimizerOptions')
@@ -30,8 +32,48 @@ def _syntax(name: str) -> ast.Module:
 
 
 def modules() -> dict[str, Algorithm]:
-    """Returns the algorithms that have a page: one for each module, whose variants are on its page."""
+    """Returns the algorithms that have a section: one for each module, whose variants are in it."""
     return {name: each for name, each in ALGORITHMS.items() if each.module.__name__.endswith(f'.{name}')}
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """What a page has of an algorithm, written by hand.
+
+    Attributes:
+      name: of the algorithm's module.
+      page: the page's file, in docs/algorithms/.
+      title: of the section.
+      when: when to take it, Markdown.
+      python: the section with the example from Python, Markdown.
+    """
+
+    name: str
+    page: str
+    title: str
+    when: str
+    python: str
+
+    @property
+    def link(self) -> str:
+        """The section's address, from the overview."""
+        anchor = re.sub(r'[^\w\s-]', '', self.title).lower().replace(' ', '-')
+        return f'algorithms/{self.page}#{anchor}'
+
+
+def written_sections(page: str, written: str) -> Iterator[Section]:
+    """Yields the sections of a page; the function that the example takes as `make_agent` names the algorithm."""
+    for text in re.split(r'^## ', written, flags=re.MULTILINE)[1:]:
+        title, _, body = text.partition('\n')
+        when, python = re.split(r'^(?=### )', body.strip(), flags=re.MULTILINE)
+        (name,) = set(re.findall(r'(\w+)\.make_agent\b', python))
+        yield Section(name, page, title, when.rstrip(), python.rstrip())
+
+
+def sections() -> list[Section]:
+    """Returns the sections of all pages."""
+    pages = sorted(FOLDER.glob('*.md'))
+    return [each for page in pages for each in written_sections(page.name, page.read_text(encoding='utf-8'))]
 
 
 @functools.cache
@@ -72,9 +114,10 @@ def _has_any_memory(name: str) -> bool:
     return any(_has_memory(each) for each in (name, *ALGORITHMS[name].example.variants))
 
 
-def _can(name: str, algorithm: Algorithm) -> Iterator[str]:
+def _can(section: Section, algorithm: Algorithm) -> Iterator[str]:
+    name = section.name
     example, memory = algorithm.example, _has_any_memory(name)
-    yield from ('## What it can do', '', '| | |', '|---|---|')
+    yield from (f'### What {section.title} can do', '', '| | |', '|---|---|')
     yield f'| actions | {", ".join(example.actions)} |'
     images = 'numbers, categories, images (`NetworkOptions.conv_layer_params`), and nests of them'
     observations = f'[{images}](../your-network.md)' if example.network else 'one vector of numbers'
@@ -89,13 +132,13 @@ def _can(name: str, algorithm: Algorithm) -> Iterator[str]:
 
 
 def _shown(name: str, runs: Mapping[str, str]) -> str:
-    """Returns the packaged run that the page shows."""
+    """Returns the packaged run that the section shows."""
     return next((run for end in EXPERTS if (run := f'{name}_{end}') in runs), next(iter(runs)))
 
 
-def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
-    shown = _shown(name, runs)
-    yield from ('## With gin', '')
+def _gin(section: Section, runs: Mapping[str, str]) -> Iterator[str]:
+    shown = _shown(section.name, runs)
+    yield from (f'### {section.title} with gin', '')
     if 'tflearn train-offline' in ''.join(_included(ROOT / 'gin' / f'{shown}.gin')):
         expert = EXPERTS[shown.rpartition('_')[2]]
         yield from (
@@ -115,12 +158,13 @@ def _gin(name: str, runs: Mapping[str, str]) -> Iterator[str]:
         yield from (f'More packaged runs: {", ".join(others)}.', '')
 
 
-def _arguments(name: str) -> Iterator[str]:
+def _arguments(section: Section) -> Iterator[str]:
+    name = section.name
     elsewhere = GENERAL if _has_any_memory(name) else (*GENERAL, 'tflearn.networks.gtrxl.GTrXLOptions')
     owners = {each.configurable.full_name: each for each in reference.sections()['Algorithms']}
     owner = owners[f'tflearn.agents.{name}.make_agent']
     parts = {each.configurable.full_name: each for each in owner.dataclasses()}
-    yield from ('## Arguments', '')
+    yield from (f'### Arguments of {section.title}', '')
     yield 'Beside these: [`NetworkOptions`](../settings.md#networksnetworkoptions),'
     yield '[`OptimizerOptions`](../settings.md#optimizersoptimizeroptions), and the data,'
     yield f'[`Experience`](../settings.md#experienceexperience), whose default is `{name}.EXPERIENCE`:'
@@ -131,7 +175,7 @@ def _arguments(name: str) -> Iterator[str]:
     )
     yield f'`{ast.unparse(value)}`.'
     for each in (owner, *(part for full_name, part in parts.items() if full_name not in elsewhere)):
-        yield from settings_page.section(each)
+        yield from settings_page.section(each, level=4)
     yield ''
 
 
@@ -142,17 +186,17 @@ def _judged() -> tuple[dict[str, judgement.Judgement], dict[str, str]]:
     return judged, results_page.lines(judged)
 
 
-def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
+def _results(section: Section, runs: Mapping[str, str]) -> Iterator[str]:
     judged, lines = _judged()
     rows = {key: each.row for key, each in judged.items() if each.row.gin_file in runs and each.groups}
-    yield from ('## Result', '')
+    yield from (f'### Results of {section.title}', '')
     if not rows:
         yield 'It has no row in [Results](../results.md).'
         return
     yield 'Runs of several seeds: the median of their scores and its interval, beside other'
     yield from ('libraries. How it was measured is in [Results](../results.md).', '', *results_page.TABLE)
     yield from (lines[key] for key in rows)
-    shown = rows.get(_shown(name, runs)) or next(iter(rows.values()))
+    shown = rows.get(_shown(section.name, runs)) or next(iter(rows.values()))
     others = dict.fromkeys(row.environment for row in rows.values() if row.environment != shown.environment)
     image = f'../images/{results_page.picture(shown.environment)}'
     yield from ('', f'![{shown.environment}: mean return against environment steps]({image})')
@@ -161,25 +205,22 @@ def _results(name: str, runs: Mapping[str, str]) -> Iterator[str]:
         yield from ('', f'More curves: {", ".join(links)}.')
 
 
+def _completed(section: Section) -> Iterator[str]:
+    algorithm, runs = ALGORITHMS[section.name], _runs()[section.name]
+    about = (ast.get_docstring(_syntax(section.name)) or '').split('\n\n')[0]
+    yield from (f'## {section.title}', '', about, '', section.when, '')
+    yield from _can(section, algorithm)
+    yield from _gin(section, runs)
+    yield from (section.python, '')
+    yield from _arguments(section)
+    yield from (*_results(section, runs), '')
+
+
 def page(name: str, written: str) -> str:
-    """Returns the page of an algorithm, of which `written` is what docs/ has."""
-    by_hand = {
-        title: re.search(rf'^## {title}\n.*?(?=^## |\Z)', written, re.MULTILINE | re.DOTALL)[0] for title in BY_HAND
-    }
-    algorithm, runs = ALGORITHMS[name], _runs()[name]
-    about = (ast.get_docstring(_syntax(name)) or '').split('\n\n')[0]
-    lines = [
-        written.partition('\n')[0],
-        '',
-        about,
-        '',
-        by_hand[BY_HAND[0]],
-        *_can(name, algorithm),
-        *_gin(name, runs),
-        by_hand[BY_HAND[1]],
-        *_arguments(name),
-        *_results(name, runs),
-    ]
+    """Returns a page of algorithms, of which `written` is what docs/algorithms/ has in the file `name`."""
+    lines = [written.partition('\n## ')[0]]
+    for section in written_sections(name, written):
+        lines += ['', *_completed(section)]
     return re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).rstrip() + '\n'
 
 
@@ -191,11 +232,11 @@ def overview(written: str) -> str:
         '| algorithm | variants | actions | data | memory |',
         '|---|---|---|---|---|',
     ]
-    for name, algorithm in modules().items():
-        title = (ROOT / f'docs/algorithms/{name}.md').read_text(encoding='utf-8').partition('\n')[0]
-        example = algorithm.example
+    algorithms = modules()
+    for section in sorted(sections(), key=lambda each: each.title.lower()):
+        example = algorithms[section.name].example
         cells = (', '.join(example.variants), ', '.join(example.actions), ', '.join(example.data))
-        memory = 'LSTM, GRU, GTrXL' if _has_any_memory(name) else ''
-        row = [f'[{title.removeprefix("# ")}](algorithms/{name}.md)', *cells, memory]
+        memory = 'LSTM, GRU, GTrXL' if _has_any_memory(section.name) else ''
+        row = [f'[{section.title}]({section.link})', *cells, memory]
         lines.append(f'| {" | ".join(row)} |')
     return '\n'.join(lines) + '\n'

@@ -13,7 +13,7 @@ PAGE = 'packages.md'
 HEADER = """# Packages and modules
 
 In reading order. Imports point up this list only, and only to the packages in a package's row.
-[Architecture](architecture.md) has the picture, and the [glossary](glossary.md) the words.
+[Architecture](architecture.md) has the picture, and the [glossary](where.md#glossary) the words.
 """
 
 
@@ -43,7 +43,7 @@ def _lines(files: Sequence[SourceFile]) -> Iterator[str]:
         inside = [file for file in inside if file.parts[-1] != '__init__']
         yield from ('', f'## {name}', '')
         if name == 'agents':
-            yield from ('[Algorithms](algorithms.md) has a page for each. What they are made of:', '')
+            yield from ('[Algorithms](algorithms.md) has an example of each. What they are made of:', '')
             inside = [file for file in inside if file.parts[-1] not in ALGORITHMS]
         yield from ('| module | what it is |', '|---|---|')
         for file in inside:

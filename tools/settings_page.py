@@ -37,13 +37,13 @@ def _names_in_jobs(owner: Owner) -> list[str]:
     ]
 
 
-def section(owner: Owner) -> Iterator[str]:
-    """Yields the section of a function or dataclass."""
+def section(owner: Owner, level: int = 3) -> Iterator[str]:
+    """Yields the section of a function or dataclass; `level` is its heading's."""
     package, _, module = owner.configurable.module.rpartition('.')
     others = _names_in_jobs(owner)
     named = f', or {", ".join(f"`{each}`" for each in others)}' if others else ''
     end = '' if owner.about.endswith(')') else '.'
-    yield from ('', f'### {owner.configurable.name}', '')
+    yield from ('', f'{"#" * level} {owner.configurable.name}', '')
     yield from (f'`from {package} import {module}`{named}. {owner.about}{end}', '')
     yield from ('| setting | default | values | what it is |', '|---|---|---|---|')
     for each in owner.settings():

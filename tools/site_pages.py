@@ -33,4 +33,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     path = pathlib.PurePosixPath(page.file.src_uri)
     if path.as_posix() == 'algorithms.md':
         return algorithm_pages.overview(markdown)
-    return algorithm_pages.page(path.stem, markdown) if path.parent.name == 'algorithms' else markdown
+    return algorithm_pages.page(path.name, markdown) if path.parent.name == 'algorithms' else markdown

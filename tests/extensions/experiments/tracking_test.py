@@ -252,7 +252,7 @@ def test_wrong_trackers(run, to, message):
 @pytest.mark.parametrize('name', ['mlflow', 'wandb', 'aim'])
 def test_a_missing_library_is_named(run, name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=f'--to={name} needs; .*pip install {name}.*docs/trackers.md'):
+    with pytest.raises(ImportError, match=f'--to={name} needs; .*pip install {name}.*docs/watching.md'):
         track(run, name)
 
 

@@ -48,7 +48,7 @@ class PodOptions:
     """The run's pods.
 
     Attributes:
-      image: the container image, see docs/docker.md; required.
+      image: the container image, see docs/clusters.md; required.
       patch: a file of JSON or YAML that is merged into the pods of each kind of job, see
         docs/clusters.md; '': nothing.
       accelerator_label: the node label that an accelerator's kind is compared with; '' is GKE's.
@@ -116,7 +116,7 @@ class KubernetesOptions:
             raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
         if self.part == 'run' and not self.pods.image:
             raise UserValueError(
-                'got no image; need --backend_option=image=REGISTRY/NAME:TAG; docs/docker.md says how to build one'
+                'got no image; need --backend_option=image=REGISTRY/NAME:TAG; docs/clusters.md says how to build one'
             )
 
 

@@ -450,7 +450,7 @@ def _imported(module: str) -> Any:
     except ImportError as error:
         raise UserImportError(
             f'got no {error.name}, which --to={module} needs; need that installed; pip install {PACKAGES[module]}, '
-            'in an environment of its own (docs/trackers.md)'
+            'in an environment of its own (docs/watching.md)'
         ) from error
 
 
