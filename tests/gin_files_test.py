@@ -112,6 +112,7 @@ def test_the_settings_that_the_documentation_shows(configure):
     of_products = [line for line in lines if 'roducts' in line]  # apart: they need other policies
     assert len(of_products) == 4
     configure('train', 'dqn_cartpole', 'from tflearn.policies import products', *of_products)
+    modules.append('from tflearn.environments import window')
     bindings = [*modules, *(line for line in lines if line and line not in of_products)]
     assert len(bindings) > 15
     configure('train', 'dqn_cartpole', *bindings)

@@ -18,7 +18,7 @@ from tflearn.agents import dqn
 from tflearn.api import run_check, training
 from tflearn.api.run_settings import RunSettings
 from tflearn.core.errors import UserError
-from tflearn.environments import vector_env
+from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.run_dir import read_json
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate_settings import EvaluateOptions
@@ -36,6 +36,8 @@ SMALL = {
     'exports': ExportOptions(('greedy_policy',)),
     'learner_options': tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
 }
+
+CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
 def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path, capfd):
@@ -328,6 +330,21 @@ def test_evaluations_that_get_no_better_end_a_run_which_goes_on_with_more_patien
     more = tflearn.train(**settings, plateau=tflearn.Plateau(patience=4, min_improvement=0.5))
     assert more.reason.startswith('Plateau.patience 4 reached')
     assert [evaluation['train_step'] for evaluation in more.evaluations] == [0, 2, 4, 6, 8]
+
+
+def test_videos_of_evaluations_are_of_the_runs_environment(tmp_path):
+    given = {**SMALL, 'make_environment': CARTPOLE, 'record_video': True}
+    arguments, evaluation = training.of_objects(tmp_path, given)
+    assert 'window.record.make_environment = @' in training.gin_text(arguments, evaluation)
+    assert 'record_video' not in training.of_objects(tmp_path, {**given, 'record_video': False})[1]
+
+
+@pytest.mark.filterwarnings('ignore')  # moviepy's own
+def test_a_run_records_videos_of_its_evaluations(tmp_path):
+    pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
+    run = tflearn.train(**{**SMALL, 'make_environment': CARTPOLE}, root_dir=tmp_path, record_video=True)
+    videos = {path.parent.name for path in run.run_dir.videos.rglob('*.mp4')}
+    assert videos == {f'train_step_{run.evaluations[0]["train_step"]}'}, 'the first of ten evaluations'
 
 
 @lanes.classic

@@ -15,7 +15,7 @@ from tests.testing import example_policies, file_handles, written_summaries
 from tflearn.core import side_tasks
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
-from tflearn.environments import gymnasium_env, vector_env
+from tflearn.environments import gymnasium_env, vector_env, window
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import run as job_run
 from tflearn.jobs.evaluate import evaluate
@@ -334,13 +334,13 @@ def test_video_on_request(run):
     pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
     run.export(9, FALLS)
     write_json(run.dir.train_result, RESULT)
-    record = functools.partial(gymnasium_env.record, 'CartPole-v1')
+    record = functools.partial(window.record, functools.partial(gymnasium_env.make, 'CartPole-v1'))
     run.start(record_video=record, options=EvaluateOptions(videos=Videos(episodes=2)))
     assert run.join() == []
     (evaluation,) = run.evaluations()
     assert evaluation['num_episodes'] == 4
     videos = sorted(path.name for path in (run.dir.videos / 'train_step_9').iterdir())
-    assert videos == ['film-episode-0.mp4', 'film-episode-1.mp4']
+    assert videos == ['rl-video-episode-0.mp4', 'rl-video-episode-1.mp4']
 
 
 def test_stop_ends_a_running_evaluation(run):

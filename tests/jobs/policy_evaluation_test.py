@@ -107,7 +107,7 @@ def test_a_call_from_python_plays_the_episodes_of_the_program(exported):
 @pytest.mark.filterwarnings('ignore')  # moviepy's own
 def test_a_call_from_python_records_a_video_of_each_episode(tmp_path):
     pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
-    assert tflearn.evaluate('random', CARTPOLE, 2, video=tmp_path).num_episodes == 2
+    assert tflearn.evaluate('random', CARTPOLE, 2, record_video=tmp_path).num_episodes == 2
     assert {f'rl-video-episode-{i}.mp4' for i in (0, 1)} <= {path.name for path in tmp_path.iterdir()}
 
 

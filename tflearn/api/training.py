@@ -23,6 +23,7 @@ from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import AgentFactory, EnvironmentFactory, VideoFactory, check_agent_factory, check_call
+from tflearn.environments import window
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
 from tflearn.jobs.collect import collect
@@ -90,7 +91,7 @@ def train(
     num_episodes: int | None = None,
     evaluate_options: EvaluateOptions | None = None,
     plateau: Plateau | None = None,
-    record_video: VideoFactory | None = None,
+    record_video: bool | VideoFactory | None = None,
     **settings: Unpack[RunSettings],
 ) -> TrainedRun:
     """Trains an agent and evaluates its greedy policy, from a script or a notebook.
@@ -120,8 +121,9 @@ def train(
       evaluate_options: limits of an evaluation, and another metric than the return for the target
         and the best policy. By default each exported policy is evaluated.
       plateau: ends training when evaluations get no better.
-      record_video: makes an environment that records videos of evaluations, in <root_dir>/videos,
-        such as `functools.partial(gymnasium_env.record, 'CartPole-v1')` (the extra `video`).
+      record_video: True records videos of evaluations in <root_dir>/videos, of an environment of
+        `gymnasium_env.make` (the extra `video`); for another one, a function that makes it, with
+        `folder` for the videos.
       **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments,
         learner_options, ...; and fields of its groups: max_env_steps, max_secs, seed,
         export_interval_steps, ... `RunSettings` lists them.
@@ -187,6 +189,9 @@ def of_objects(
     _check_parts({**parts, 'root_dir': root_dir})
     settings = {name: value for name, value in given.items() if name not in (*_PARTS, *_EVALUATION)}
     evaluation = {name: given[name] for name in _EVALUATION if given.get(name) is not None}
+    if (record := evaluation.pop('record_video', None)) is True:
+        record = functools.partial(window.record, parts['make_environment'])
+    evaluation |= {'record_video': record} if record else {}
     _check_settings(evaluation.get('num_episodes'), settings)
     _warn_of_late_exports(settings, evaluation.get('target_return'))
     evaluation['options'] = evaluation.pop('evaluate_options', EvaluateOptions('each'))

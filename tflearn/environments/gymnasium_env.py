@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.wrappers import RecordVideo
 
 from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
@@ -135,32 +134,6 @@ def _check_native(vectorization: str, name: str, spec: Any, wrapped: Sequence[st
         raise UserValueError(f"got vectorization='native' with {', '.join(wrapped)}; choose 'in_process'")
     if spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
-
-
-@checked
-def record(
-    name: str,
-    folder: str,
-    max_episode_steps: PositiveInt | None = None,
-    kwargs: dict[str, Any] | None = None,
-    register: Callable[[], object] | None = None,
-) -> BatchedEnvironment:
-    """Makes a batch of one environment that records videos of its episodes with gymnasium's recorder (extra `video`).
-
-    Args:
-      name: as for `make`.
-      folder: the videos' directory; a video is complete when its episode has ended and the next one
-        has started, or the environment is closed.
-      max_episode_steps: as for `make`.
-      kwargs: as for `make`.
-      register: as for `make`.
-
-    Raises:
-      ValueError: as for `make`, and if the environment cannot be rendered, or the extra is not
-        installed.
-    """
-    with rendered(lambda each: RecordVideo(each, folder, episode_trigger=lambda episode: True, name_prefix='film')):
-        return make(name, 1, None, max_episode_steps=max_episode_steps, kwargs=kwargs, register=register)
 
 
 class ActionRepeat(gymnasium.Wrapper):

@@ -19,7 +19,7 @@ _NAMESPACES = {'ALE': 'ale_py'}
 _NEEDED = {'gymnasium.envs.mujoco': 'mujoco', 'gymnasium.envs.box2d': 'Box2D'}
 
 _PETTINGZOO = 'tflearn.extensions.games.pettingzoo_env.make'
-_GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
+_GYMNASIUM = 'tflearn.environments.gymnasium_env.make'
 
 # Environment factory -> the module that it needs.
 _NEEDED_BY_FACTORY = {
@@ -30,7 +30,7 @@ _NEEDED_BY_FACTORY = {
     'tflearn.environments.envpool_env.make': 'envpool',
     'tflearn.extensions.tasks.jax_env.make': 'jax',
     'tflearn.extensions.tasks.jax_env.from_functions': 'jax',
-    'tflearn.environments.gymnasium_env.record': 'moviepy',
+    'tflearn.environments.window.record': 'moviepy',
 }
 
 
@@ -125,7 +125,7 @@ def check_factory(factory: str, arguments: Mapping[str, Any]) -> None:
             f'got {factory}, which needs {needed}; need that installed; {extras.install_command(needed)}'
         )
     name = arguments.get('name')
-    if factory in _GYMNASIUM and isinstance(name, str) and 'register' not in arguments:
+    if factory == _GYMNASIUM and isinstance(name, str) and 'register' not in arguments:
         check(name)
     policies, played = (arguments.get(argument, {}) for argument in ('policies', 'partners'))
     if factory == _PETTINGZOO and isinstance(policies, Mapping) and isinstance(played, Mapping):

@@ -15,6 +15,20 @@ from tflearn.environments import gymnasium_env
 _NAMES = {' ': 'space', '\r': 'return'}  # of keys, as pygame calls them
 
 
+def record(make_environment: EnvironmentFactory, folder: str) -> BatchedEnvironment:
+    """Makes a batch of one environment that writes a video of each of its episodes (the extra `video`).
+
+    Args:
+      make_environment: makes environments by `gymnasium_env.make`.
+      folder: the videos' directory; a video is complete when its episode has ended and the next one has started, or the
+        environment is closed.
+
+    Raises:
+      ValueError: if the environment is not of gymnasium or cannot be rendered, or the extra is not installed.
+    """
+    return Stage(make_environment, folder, None).make(1, None)
+
+
 class Stage:
     """Makes one environment that is shown in a window, or recorded.
 

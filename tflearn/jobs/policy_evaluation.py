@@ -36,7 +36,7 @@ def evaluate(
     seed: int = 0,
     *,
     num_environments: PositiveInt = 10,
-    video: str | os.PathLike[str] | None = None,
+    record_video: str | os.PathLike[str] | None = None,
     options: EvaluateOptions = EvaluateOptions(),
 ) -> EpisodeStatistics:
     """Plays episodes of a policy; the same arguments give the same episodes. Nothing of a run is changed.
@@ -48,8 +48,8 @@ def evaluate(
       num_episodes: the number of episodes.
       seed: the seed of the environments.
       num_environments: environments stepped together; never more than the episodes.
-      video: a directory for a video of each episode, of one environment of `gymnasium_env.make`
-        (the extra `video`).
+      record_video: a directory for a video of each episode, of one environment of
+        `gymnasium_env.make` (the extra `video`).
       options: the limits of the evaluation, and the share of random actions.
 
     Returns:
@@ -69,8 +69,8 @@ def evaluate(
         found = policy.loaded
     else:
         external.check_function(policy)
-    if video is not None:
-        make_environment, num_environments = window.Stage(make_environment, os.fspath(video), None).make, 1
+    if record_video is not None:
+        make_environment, num_environments = window.Stage(make_environment, os.fspath(record_video), None).make, 1
     return play(found, make_environment, num_episodes, num_environments, seed, options)
 
 

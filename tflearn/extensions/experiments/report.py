@@ -148,7 +148,7 @@ class _Page:
         steps = {int(path.name.rpartition('_')[2]): path for path in run.videos.glob('train_step_*')}
         files = sorted(steps[min(steps, key=lambda step: abs(step - best))].glob('*.mp4')) if steps else []
         if not files:
-            return 'None was recorded (evaluate.evaluate.record_video = @gymnasium_env.record).', None
+            return 'None was recorded (evaluate.evaluate.record_video = @window.record).', None
         if files[0].stat().st_size > _MAX_VIDEO_BYTES:
             return f'It is too large for this page: {files[0]}', None
         caption = f'{run.root.name}, {files[0].parent.name.replace("_", " ")} (best: {best}):'
