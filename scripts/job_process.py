@@ -41,6 +41,7 @@ def run(
     work: Callable[[threading.Event], None],
     stop_timeout_secs: float,
     profile: str | None = None,
+    done_by: int = 0,
 ) -> NoReturn:
     """Runs `work(stop)` in a thread until it ends, then ends the process.
 
@@ -48,7 +49,8 @@ def run(
     SIGINT and SIGTERM set `stop`; see `_Stopper`. SIGUSR2 asks for a checkpoint.
 
     Exit codes: 0 done; 2 a `UserError`; 69 a `UserTimeoutError`: a deadline has passed; 75 `PeerStopped`: start it
-    again; 1 any other error; 128 + signal when stopped by one.
+    again; 1 any other error; 128 + signal when stopped by one: whoever supervises a run has to tell a job that was
+    stopped from one that is done. A server that only a signal ends is done by it.
 
     Args:
       program: the program's name, which begins the error line.
@@ -56,9 +58,10 @@ def run(
       work: the job; returns when it is done or soon after `stop` is set.
       stop_timeout_secs: how long it may take to end then [seconds].
       profile: a folder for the profile of the job's Python code, <job>.prof; None profiles nothing.
+      done_by: the signal after which a clean end has the exit code 0; 0: none.
     """
     _set_up_logging(job)
-    stopper = _Stopper(program, stop_timeout_secs)
+    stopper = _Stopper(program, stop_timeout_secs, done_by)
     codes: list[int] = []
     if profile:
         work = functools.partial(_profiled, work, pathlib.Path(profile) / f'{job}.prof')
@@ -70,7 +73,7 @@ def run(
         # With a timeout: if another thread gets the signal, nothing wakes this one to handle it.
         worker.join(_JOIN_SECS)
         stopper.listen()  # again: the server of a TensorFlow worker replaces the handler of SIGTERM
-    _exit(128 + stopper.signal if stopper.signal and codes[0] in (0, TRY_AGAIN_EXIT_STATUS) else codes[0])
+    _exit(stopper.clean_code if stopper.signal and codes[0] in (0, TRY_AGAIN_EXIT_STATUS) else codes[0])
 
 
 def _profiled(work: Callable[[threading.Event], None], path: pathlib.Path, stop: threading.Event) -> None:
@@ -135,11 +138,16 @@ def _forget_signals() -> None:
 class _Stopper:
     """Sets `stop` on a signal. Ends the process at once if the job allows it, or if it does not end in time."""
 
-    def __init__(self, program: str, timeout_secs: float):
+    def __init__(self, program: str, timeout_secs: float, done_by: int):
         self.stop = StopEvent()
         self.signal = 0
-        self._program, self._timeout_secs = program, timeout_secs
+        self._program, self._timeout_secs, self._done_by = program, timeout_secs, done_by
         self._stopped_at = 0.0
+
+    @property
+    def clean_code(self) -> int:
+        """The exit code of an end in time after the signal."""
+        return 0 if self.signal == self._done_by else 128 + self.signal
 
     def listen(self) -> None:
         """Begins to handle the signals. Called in the main thread."""
@@ -164,7 +172,7 @@ class _Stopper:
         if before_exit := self.stop.before_exit:
             logging.info('got %s while the job was starting: there is nothing to save', name)
             before_exit()
-            _exit(128 + number)
+            _exit(self.clean_code)
         late = f'no end of the job within {self._timeout_secs:g} s after {name} (--stop_timeout_secs)'
         background.Thread(self._give_up_later, 'stop_timeout', (late,)).start()
         logging.info('got %s; stopping (another one ends the process at once)', name)

@@ -106,6 +106,7 @@ def plain_main(
     example: str,
     check_flags: Callable[[], None] = lambda: None,
     groups: Sequence[str] = (),
+    done_by: int = 0,
 ) -> None:
     """Runs the program of a job that has only flags, like `main`.
 
@@ -116,11 +117,12 @@ def plain_main(
       example: a flag with a value, for --help.
       check_flags: raises ValueError for values that exclude each other.
       groups: the groups of its flags, see `job_flags.define`.
+      done_by: the signal that ends the job with the exit code 0, see `job_process.run`.
     """
     job_flags.define(*job_flags.PROCESS, *groups)
     if job_flags.read(program, description, check_flags, example):
         job = re.split('[ -]', program)[-1]
-        job_process.run(program, job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python)
+        job_process.run(program, job, run, flags.FLAGS.stop_timeout_secs, flags.FLAGS.profile_python, done_by)
 
 
 def _go_on(run_dir: RunDir, configured: job_config.ConfiguredJob, job: str) -> bool:

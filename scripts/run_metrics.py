@@ -34,4 +34,4 @@ def main(program: str) -> None:
 
 
 def _exit(number: int, frame: types.FrameType | None) -> None:
-    sys.exit(128 + number)
+    sys.exit(0 if number == signal.SIGTERM else 128 + number)

@@ -26,7 +26,7 @@ def work(stop):
 
 flags.FLAGS(sys.argv[:1])
 logging.set_verbosity(logging.INFO)
-job_process.run('tflearn-toy', 'toy', work, {stop_timeout_secs})
+job_process.run('tflearn-toy', 'toy', work, {stop_timeout_secs}, done_by={done_by})
 """
 
 
@@ -35,8 +35,8 @@ def start():
     """Starts a process that runs `work(stop)`, and waits until it does."""
     started = []
 
-    def start(work: str, stop_timeout_secs: float = 30.0) -> subprocess.Popen[str]:
-        code = PROGRAM.format(work=work, stop_timeout_secs=stop_timeout_secs)
+    def start(work: str, stop_timeout_secs: float = 30.0, done_by: int = 0) -> subprocess.Popen[str]:
+        code = PROGRAM.format(work=work, stop_timeout_secs=stop_timeout_secs, done_by=done_by)
         pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
         process = subprocess.Popen([sys.executable, '-c', code], cwd=CHECKOUT, text=True, **pipes)
         started.append(process)
@@ -82,13 +82,24 @@ def test_a_signal_stops_the_job(start, number, work):
     assert 'error' not in stderr
 
 
+@pytest.mark.parametrize(
+    'work', ['stop.wait(60)', 'with waiting.may_exit(stop, lambda: None): threading.Event().wait(60)']
+)
+def test_a_server_that_only_a_signal_ends_is_done_by_it(start, work):
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 128 + signal.SIGINT)):
+        process = start(work, done_by=int(signal.SIGTERM))
+        process.send_signal(number)
+        assert end(process)[0] == code
+
+
 def test_a_signal_that_another_thread_gets_stops_the_job(start):
     code, stderr = end(start('signal.pthread_kill(threading.get_ident(), signal.SIGTERM); assert stop.wait(20)'))
     assert code == 128 + signal.SIGTERM, stderr
 
 
-def test_a_job_that_does_not_stop_is_ended(start):
-    process = start('queue.Queue().get()', stop_timeout_secs=0.5)
+@pytest.mark.parametrize('done_by', [0, int(signal.SIGTERM)])
+def test_a_job_that_does_not_stop_is_ended(start, done_by):
+    process = start('queue.Queue().get()', stop_timeout_secs=0.5, done_by=done_by)
     process.send_signal(signal.SIGTERM)
     code, stderr = end(process)
     assert code == 128 + signal.SIGTERM

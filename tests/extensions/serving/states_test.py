@@ -69,7 +69,7 @@ def served(tmp_path, request):
             yield ask, publisher
         finally:
             program.send_signal(signal.SIGTERM)
-            program.wait(DEADLINE_SECS)
+            assert program.wait(DEADLINE_SECS) == 0, (tmp_path / 'serve.log').read_text()
 
 
 def test_a_rollback_answers_within_a_second(served, tmp_path):
