@@ -91,6 +91,22 @@ def test_it_names_what_took_the_learner_most_time(tmp_path, in_processes, wait_s
     assert report._bottleneck([report._times(run_dir, found)]) == slow
 
 
+def test_the_time_of_each_collector_is_its_own(tmp_path):
+    run_dir = RunDir(tmp_path)
+    slow_disk = {'environment_secs': 20.0, 'policy_secs': 20.0, 'writing_secs': 160.0}
+    for job, secs in (('collect_0', COLLECTED), ('collect_1', slow_disk)):
+        write_json(run_dir.status(job), {'state': 'finished', **secs})
+    assert report._by_job(report._times(run_dir, {})[1]) == (
+        'collect_0: environment 70%, policy 20%, writing 10%; collect_1: environment 10%, policy 10%, writing 80%'
+    )
+
+
+def test_it_fits_a_narrow_screen_and_a_dark_one(reported):
+    assert '<meta name="viewport" content="width=device-width' in reported.page
+    assert 'color-scheme: light dark' in reported.page
+    assert reported.page.count('<div><table>') == reported.page.count('<table>') > 3, 'a wide table scrolls'
+
+
 def test_it_has_all_parts(reported):
     assert reported.page.count('src="data:image/png;base64,') == 3
     assert base64.b64encode(VIDEO).decode() in reported.page

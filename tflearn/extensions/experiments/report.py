@@ -105,7 +105,7 @@ class _Page:
             for run, times, its_series in zip(its_runs, self._times[label], self._series[label], strict=True):
                 findings = checks.run_all(its_series)
                 wrong = [f'{finding.check}: {finding.text}' for finding in findings if finding.wrong]
-                looks, parts = '; '.join(wrong) or checks.summary(findings), map(shares, times)
+                looks, parts = '; '.join(wrong) or checks.summary(findings), (shares(times[0]), _by_job(times[1]))
                 yield label, run.root.name, *parts, _bottleneck([times]), _speed(run, its_series), looks
 
     def returns_rows(self) -> Iterator[Sequence[object]]:
@@ -203,19 +203,19 @@ def _read_series(run: RunDir) -> Series:
     return {}
 
 
-Times = tuple[Mapping[str, float], Mapping[str, float]]  # seconds of the learner's parts, and of the collectors'
+# Seconds of the learner's parts, and by job of the collectors'.
+Times = tuple[Mapping[str, float], Mapping[str, Mapping[str, float]]]
 
 
 def _times(run: RunDir, its_series: Series) -> Times:
     """Returns where a run's time went, as far as it is recorded."""
     statuses = run.statuses()
     train = statuses.get('train', {})
-    apart = [each for name, each in statuses.items() if name != 'train' and 'policy_secs' in each]
-    # The learner's status has the seconds of all collectors, also of those in processes of their
-    # own.
-    sources = [train] if 'policy_secs' in train else apart
-    collectors: dict[str, float] = {
-        part: sum(float(each.get(f'{part}_secs') or 0.0) for each in sources) for part in COLLECT_PARTS
+    apart = {name: each for name, each in statuses.items() if name != 'train' and 'policy_secs' in each}
+    # The learner's status has the sum of all collectors, also of those in processes of their own.
+    collectors = {
+        job: {part: float(each.get(f'{part}_secs') or 0.0) for part in COLLECT_PARTS}
+        for job, each in (apart or {'train': train}).items()
     }
     rate = its_series.get('train/steps_per_sec')
     if rate is None:
@@ -226,8 +226,14 @@ def _times(run: RunDir, its_series: Series) -> Times:
         if points := its_series.get(f'train/{tag}'):
             parts[part] = float((np.interp(rate.steps, points.steps, points.values) * unit).sum())
     if not apart and not run.commands.exists():  # collected in the learner's process
-        parts['collecting'] = float(np.sum([*collectors.values()]))
+        parts['collecting'] = sum(collectors['train'].values())
     return {'training': max(0.0, float(secs.sum() - np.sum([*parts.values()]))), **parts}, collectors
+
+
+def _by_job(collectors: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns where each collector's time went; a sum would hide one that is slow for a reason of its own."""
+    texts = {job: shares(collectors[job]) for job in sorted(collectors)}
+    return '; '.join(f'{job}: {text}' if len(texts) > 1 else text for job, text in texts.items())
 
 
 def _speed(run: RunDir, its_series: Series) -> str:
@@ -243,7 +249,8 @@ def _bottleneck(times: Sequence[Times]) -> str:
     learner, collectors = collections.Counter[str](), collections.Counter[str]()
     for of_learner, of_collectors in times:
         learner.update(of_learner)  # type: ignore[arg-type]  # which adds any numbers
-        collectors.update(of_collectors)  # type: ignore[arg-type]
+        for each in of_collectors.values():
+            collectors.update(each)  # type: ignore[arg-type]
     if not learner.total():
         return 'not recorded (train.SummaryOptions.interval_steps)'
     ((most, secs),) = learner.most_common(1)
