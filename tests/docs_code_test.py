@@ -30,8 +30,8 @@ from tools import algorithm_pages
 
 ALGORITHMS = DOCS / 'algorithms'
 FAST = ('iql',)  # algorithms whose Python is no slow test
-# py: what needs other libraries, and does not run here. cpp, ini, yaml: tests of their own.
-LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml', 'cpp', 'ini', 'yaml'}
+# py: what needs other libraries, and does not run here. c, cpp, ini, yaml: tests of their own.
+LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml', 'c', 'cpp', 'ini', 'yaml'}
 # What a page's Python has around it.
 BEFORE = {
     'seeds.md': 'import pathlib',
@@ -47,6 +47,12 @@ from tflearn.jobs.export import export
 export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='onnx', signature='q_values', output='values.onnx')
 export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='tflite', output='policy.tflite')
 """,
+    'external-simulators.md': """
+import shutil, subprocess
+import pytest
+cc = shutil.which('cc') or pytest.skip('there is no C compiler')
+subprocess.run([cc, '-Wall', '-Wextra', '-Werror', '-o', 'walk', 'walk.c'], check=True, timeout=60)
+""",
     'library.md': 'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn',
 }
 AFTER = {
@@ -54,8 +60,21 @@ AFTER = {
     'README.md': 'assert action.numpy() in (0, 1) and run.train_step == 160 and 1_024 < run.env_steps <= 1_100 + 8',
     'distributed.md': 'watchdog.close()\nassert learner.step >= 1000',
     'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions\nassert action == of_lite",
+    'external-simulators.md': """
+assert 1_200 <= run.env_steps and run.train_step > 0
+program = Program()
+answers = [program.reset()[0].tolist(), *(program.step(1) for _ in range(5))]
+assert answers[0] == [0] and answers[1][0].tolist() == [1] and answers[5][1:4] == (1.0, True, False)
+program.reset()
+assert [program.step(step % 2)[2:4] for step in range(50)][-2:] == [(False, False), (False, True)]
+program.close()
+assert program._program.returncode is not None
+import pathlib
+bridge = pathlib.Path('program.py').read_text().partition('class ')[2]
+assert len([line for line in bridge.splitlines() if line.strip()]) <= 16, 'a class of 15 lines'
+""",
     'faq.md': 'assert action in (0, 1)',
-    'from-circuit-training.md': 'assert learner.Learner',
+    'from-circuit-training.md': 'assert learner.Learner and run.train_step == 2 and 4 <= len(positions) <= 8',
     'from-ml-compiler-opt.md': 'assert [done.num_steps for done in rounds] == [32 * 12] * 2 and learner.Learner',
     'from-alf.md': 'assert run.train_step == 20',
     'from-rllib.md': 'assert run.train_step == 2',
@@ -74,6 +93,10 @@ assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
 assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
 assert (action, actions.tolist()) == (1, [1, 1])
 assert statistics.returns == (16.5,) * 50
+""",
+    'recommenders.md': """
+assert run.train_step == 20
+assert visit.observation['candidates'][0, policy(visit.observation)[0]], 'the item is a candidate'
 """,
     'robots.md': 'assert run.env_steps >= 60 and run.train_step > 0',
     'seeds.md': "assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()",
@@ -360,6 +383,7 @@ def test_exceptions_are_needed():
 
 # Programs whose command lines are not checked, and why.
 UNCHECKED = {
+    'cc': 'the test of the page compiles it, with warnings as errors',
     'openssl': 'tests/replay/tunnel_test.py runs the commands of security.md',
     'stunnel': 'tests/replay/tunnel_test.py runs it where it is installed',
     'curl': 'tests/environments/external_server_test.py runs the commands of the page',

@@ -59,6 +59,7 @@ NOT_RUN = {
     r'openssl |stunnel |runs/cartpole --gin_file=dqn_cartpole --(coord|replay)': 'see tests/replay/tunnel_test.py',
     r'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
     r'saved_model_cli|g\+\+ |\./policy$': 'tests/policies/products_aot_test.py',
+    r'cc -o walk': 'tests/docs_code_test.py compiles it',
     r'--format=(minari|rlds)|expert_rlds': 'needs the extras minari and rlds; tests/data/conversion_test.py',
     r'runs/(news|inlining)|simulated_product': 'loop_test.py, simulated_product_test.py of tests/extensions/product/',
     r'-m pytest': 'the tests of an algorithm that the reader adds; tests/docs_code_test.py trains it',

@@ -31,6 +31,17 @@ REPLACED = {
         ('num_train_steps=10_000', 'num_train_steps=20, exports=few'),
         ('num_episodes=20', 'num_episodes=1'),
     ],
+    'from-circuit-training.md': [
+        (
+            'num_environments=32,\n    num_train_steps=16_000,\n    export_interval_steps=800,\n    num_episodes=200',
+            'num_environments=4,\n    num_train_steps=2,\n    exports=few,\n    num_episodes=2',
+        ),
+        ('BatchItems(32)', 'BatchItems(4)'),
+    ],
+    'recommenders.md': [
+        ('num_train_steps=4_000', 'num_train_steps=20, exports=few'),
+        ('num_episodes=100', 'num_episodes=2'),
+    ],
     'from-rllib.md': [
         (
             "mode='processes',\n    num_collectors=2,\n    num_train_steps=4_000",
@@ -47,6 +58,7 @@ REPLACED = {
         ('export_interval_steps=200', 'export_interval_steps=200, num_episodes=2, exports=few'),
         ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL_BINDINGS, GREEDY]})"),
     ],
+    'external-simulators.md': [('max_env_steps=5_000', 'max_env_steps=1_200, exports=few, num_episodes=1')],
     # tests/runs/robot_test.py has the processes.
     'robots.md': [
         ('unroll_step_interval_secs=0.1', 'unroll_step_interval_secs=1e-3'),
@@ -76,7 +88,7 @@ class Block:
     @property
     def file_name(self) -> str | None:
         """The name of the file that the block is, by its first line."""
-        match = re.match(r'# (\w+\.(?:py|gin|toml))\n', self.text)
+        match = re.match(r'(?:#|//) (\w+\.(?:py|gin|toml|c))\n', self.text)
         return match and match[1]
 
     def __str__(self) -> str:

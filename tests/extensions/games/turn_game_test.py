@@ -176,12 +176,17 @@ def test_a_run_plays_against_its_own_versions(tmp_path):
     assert opponent.act(50, observation).tolist() == [4, 5, 6]
 
 
-def test_python_of_the_page():
+def _page():
+    """Returns the names of the page's Python."""
     names = {}
     for block in docs_blocks.of('python'):
         if block.page.name == 'several-agents.md':
             exec(compile(block.text, str(block), 'exec'), names)
-    make = names['make_environment']
+    return names
+
+
+def test_python_of_the_page():
+    make = _page()['make_environment']
     opponents = {'scripted': make.keywords['opponents']['scripted']}  # the league would wait for a run
     environment = make(num_environments=2, seed=0, opponents=opponents, shares=None)
     mask = environment.reset().observation['action_mask']
@@ -197,6 +202,14 @@ def test_one_game_for_all_copies_is_refused(function):
     one = getattr(rps_v2, function)()
     with pytest.raises(ValueError, match='got the same environment'):
         turn_game.make(lambda: one, 2, 0, {'random': turn_game.random_opponent})
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_trains_against_its_league(tmp_path):
+    small = Experience(replay=Uniform(min_size=40), batch=BatchItems(8))
+    with docs_blocks.working_in(tmp_path):
+        run = _page()['train'](experience=small, num_train_steps=2, export_interval_steps=2, num_episodes=6)
+    assert run.train_step == 2 and 'score_against/league' in str(run.evaluations[-1])
 
 
 @pytest.mark.parametrize(
