@@ -99,7 +99,12 @@ assert run.train_step == 20
 assert visit.observation['candidates'][0, policy(visit.observation)[0]], 'the item is a candidate'
 """,
     'robots.md': 'assert run.env_steps >= 60 and run.train_step > 0',
-    'seeds.md': "assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()",
+    'seeds.md': """
+assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()
+from optuna import trial
+bound = suggest(trial.FixedTrial({'steps': 8, 'rate': 1e-3}))
+assert bound[0] == 'experience.Slicing.sequence_length = 9' and len(bound) == 3
+""",
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',
     'watching.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
@@ -121,11 +126,6 @@ specs = tflearn.EnvironmentSpecs(tf.TensorSpec((2,), tf.float32), tf.TensorSpec(
 transform = Logarithm()
 assert transform.transform_specs(specs).observation.shape == (2,)
 assert tf.reduce_all(transform.transform_observation(tf.exp([1.0, 2.0]) - 1.0) == [1.0, 2.0])
-""",
-    'tuning.md': """
-from optuna import trial
-bound = suggest(trial.FixedTrial({'steps': 8, 'rate': 1e-3}))
-assert bound[0] == 'experience.Slicing.sequence_length = 9' and len(bound) == 3
 """,
     'your-environment.md': """
 course = Course(gymnasium.make('CartPole-v1'))
