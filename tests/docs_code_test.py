@@ -278,7 +278,7 @@ def test_python_of_a_client(user, server, monkeypatch):
 
 def test_no_page_is_left_out():
     # extensions/games/turn_game_test.py, docs_programs_test.py
-    elsewhere = {'several-agents.md', 'your-logs.md'}
+    elsewhere = {'from-vowpal-wabbit.md', 'several-agents.md', 'your-logs.md'}
     found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
     assert found == elsewhere | set(AFTER)
 
