@@ -162,12 +162,7 @@ def in_corridor(root, make_one=Corridor, **changes):
     [
         (functools.partial(Corridor, level=2), {'Corridor 2'}, '.level: 1 -> 2'),
         pytest.param(Other, {'Other 1'}, f'class: {__name__}.Corridor -> {__name__}.Other', marks=pytest.mark.slow),
-        pytest.param(
-            lambda: Slowed(Corridor()),
-            {'Slowed', 'Corridor 1'},
-            f'class: {__name__}.Corridor -> {__name__}.Slowed',
-            marks=pytest.mark.slow,
-        ),
+        (lambda: Slowed(Corridor()), {'Slowed', 'Corridor 1'}, f'class: {__name__}.Corridor -> {__name__}.Slowed'),
         (lambda: Corridor(1), {'Corridor 1'}, None),
     ],
     ids=['level', 'class', 'wrapper', 'the same'],

@@ -30,7 +30,7 @@ def expected(path, signature='serving_default', **inputs):
     return {name: value.numpy() for name, value in signatures[signature](**inputs).items()}
 
 
-@pytest.mark.parametrize('kind', ['recurrent', pytest.param('nested', marks=pytest.mark.slow), 'random'])
+@pytest.mark.parametrize('kind', ['recurrent', 'nested', 'random'])
 def test_versions_share_functions_and_no_weights(kind, tmp_path):
     policy = getattr(example_policies, kind)()
     exporter = PolicyExporter(policy, tmp_path)

@@ -1,6 +1,5 @@
 """A small run: CartPole, a tiny DQN, a replay server in this process."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -46,16 +45,13 @@ QUEUE = Experience(
 )
 
 
-# See `tflearn.core.background`: TensorFlow begins more slowly in a new thread.
-_THREADS = concurrent.futures.ThreadPoolExecutor(100, 'job')
-
-
 class Job:
     """A job in a thread: what it raised, and whether it has ended."""
 
     def __init__(self, function, stop, **arguments):
         self.stop, self.error = stop, None
-        self._done = _THREADS.submit(self._run, function, arguments)
+        self._thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
+        self._thread.start()
 
     def _run(self, function, arguments):
         try:
@@ -63,19 +59,16 @@ class Job:
         except Exception as error:
             self.error = error
 
-    def wait(self, timeout_secs):
-        """Waits for the end; returns whether it has come."""
-        return not concurrent.futures.wait([self._done], timeout_secs).not_done
-
     def join(self, timeout_secs=120.0):
         """Waits for the end; raises what the job raised."""
-        assert self.wait(timeout_secs), 'the job did not end'
+        self._thread.join(timeout_secs)
+        assert not self._thread.is_alive(), 'the job did not end'
         if self.error:
             raise self.error
 
     @property
     def ended(self):
-        return self._done.done()
+        return not self._thread.is_alive()
 
 
 def job_arguments(job, settings):

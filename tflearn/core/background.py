@@ -6,7 +6,6 @@ Python runs in the meantime, and no exception can be raised there. So a `Watchdo
 of all threads and ends the process; the launcher then starts all workers again.
 """
 
-import concurrent.futures
 import contextlib
 import faulthandler
 import os
@@ -22,24 +21,6 @@ from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS, UserTimeoutError
 from tflearn.core.settings import PositiveFloat, checked
 
 _deaths: list[Callable[[str, BaseException], None]] = []  # what is called when a thread dies
-
-# TensorFlow's oneDNN searches all kernels for each operation that a thread has not met, so threads
-# are used again.
-_threads: concurrent.futures.ThreadPoolExecutor
-
-
-def _make_threads() -> None:
-    global _threads
-    _threads = concurrent.futures.ThreadPoolExecutor(1_000, 'background')  # no work waits for a thread
-
-
-_make_threads()
-os.register_at_fork(after_in_child=_make_threads)  # a fork has no threads of its parent's
-
-
-def on_other_thread(work: Callable[[], None]) -> None:
-    """Does work on another thread, which is tracing no function; raises its error."""
-    _threads.submit(work).result()
 
 
 class Thread(threading.Thread):
@@ -58,13 +39,9 @@ class Thread(threading.Thread):
         try:
             super().run()
         except BaseException as error:  # also MemoryError and SystemExit
-            _report_death(self.name, error)
+            for call in list(_deaths):
+                call(self.name, error)
             raise
-
-
-def _report_death(name: str, error: BaseException) -> None:
-    for call in list(_deaths):
-        call(name, error)
 
 
 @contextlib.contextmanager
@@ -91,11 +68,10 @@ def ending_with_threads(stop: threading.Event) -> Iterator[None]:
 
 
 class Background:
-    """Runs the newest submitted work on another thread, which others use when there is no more.
+    """Runs the newest submitted work on a thread that exists only while there is work.
 
-    A normal exit of Python waits for the work, unless it is a daemon's, which has a thread of its
-    own; `os._exit`, with which the jobs' programs end, does not: call `join` first. Only one thread
-    may submit work.
+    A normal exit of Python waits for the thread, unless it is a daemon; `os._exit`, with which the jobs' programs end,
+    does not: call `join` first. Only one thread may submit work.
     """
 
     def __init__(self, name: str, daemon: bool = False):
@@ -103,9 +79,8 @@ class Background:
         self._lock = threading.Lock()
         self._next: Callable[[], object] | None = None
         self._working = False
-        self._done = threading.Event()
-        self._done.set()
-        self._error: BaseException | None = None
+        self._thread: Thread | None = None
+        self._error: Exception | None = None
 
     @property
     def failed(self) -> bool:
@@ -118,21 +93,21 @@ class Background:
             if self._working:
                 self._next = work
                 return
-            if self._daemon:
-                Thread(target=self._run, args=(work,), name=self._name).start()
-            else:
-                _threads.submit(self._run, work)
+            self._thread = Thread(target=self._run, args=(work,), name=self._name, daemon=self._daemon)
+            self._thread.start()
             self._working = True
-            self._done.clear()
 
     def join(self, timeout_secs: float) -> None:
-        """Waits until all work is done, whether or not it failed.
+        """Waits until all work is done and the thread has ended, whether or not the work failed.
 
         Raises:
           TimeoutError: if that takes longer than `timeout_secs`.
         """
-        if not self._done.wait(timeout_secs):
-            raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the work {self._name}')
+        if self._thread is None:
+            return
+        self._thread.join(timeout_secs)
+        if self._thread.is_alive():
+            raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the thread {self._name}')
 
     def raise_failure(self, but: tuple[type[Exception], ...] = ()) -> None:
         """Raises the newest work's error, once; errors of the classes in `but` are left for a later call."""
@@ -146,16 +121,12 @@ class Background:
             try:
                 work()
                 self._error = None
-            except BaseException as error:  # `raise_failure` raises it; a caller that never asks goes on
+            except Exception as error:  # `raise_failure` raises it; a caller that never asks goes on
                 logging.warning('%s', error)
                 self._error = error
-                if not isinstance(error, Exception):  # such as SystemExit, which ends the job
-                    _report_death(self._name, error)
             with self._lock:
                 work, self._next = self._next, None
                 self._working = work is not None
-                if not self._working:
-                    self._done.set()
 
 
 def end_process(message: str) -> None:

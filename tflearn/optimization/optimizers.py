@@ -4,13 +4,14 @@ TF-Agents clips the gradients of each replica and variable before they are summe
 a bound depends on the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
+import concurrent.futures
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import background, histograms, moments
+from tflearn.core import histograms, moments
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.core.types import check_keras
@@ -161,7 +162,8 @@ class Optimizer(tf.Module):
             with strategy.scope():
                 self.keras.build(variables)
 
-        background.on_other_thread(build)
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(build).result()
         self._has_slots = True
 
     def _apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:

@@ -39,7 +39,7 @@ def start(tmp_path):
     yield start
     for job in jobs:
         job.stop.set()
-        job.wait(60)
+        job._thread.join(60)
 
 
 def status(run_dir):
@@ -83,5 +83,6 @@ def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path
     served_policies.Publisher(RunDir(tmp_path).policies).publish(1)
     job, run_dir = start(connect_timeout_secs=0.5)
     wait_until(lambda: status(run_dir).get('greedy_policy_version') == 1, 'the version', 60)
-    assert not job.wait(1.0) and status(run_dir)['state'] == 'running'
+    job._thread.join(1.0)
+    assert not job.ended and status(run_dir)['state'] == 'running'
     assert health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.SERVING
