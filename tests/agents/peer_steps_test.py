@@ -216,16 +216,20 @@ def _transitions(agent, noise):
     return given
 
 
-def _sac():
-    agent = sac.make_agent(
+def _actor_critic(name, module, loss):
+    return module.make_agent(
         example_data.CONTINUOUS,
         create_train_step(),
-        sac.EXPERIENCE,
+        module.EXPERIENCE,
         network=NetworkOptions(tuple(SETTINGS['units'])),
-        optimizer=_optimizer('sac'),
-        loss=sac.SACLoss(gamma=SETTINGS['gamma']),
+        optimizer=_optimizer(name),
+        loss=loss(gamma=SETTINGS['gamma']),
         target_update_tau=SETTINGS['tau'],
     )
+
+
+def _sac():
+    agent = _actor_critic('sac', sac, sac.SACLoss)
     actor = list(agent._actor.trainable_variables)
     # There, means and deviations are two layers.
     *hidden, means, mean_biases, deviations, biases = _positions(
@@ -243,15 +247,7 @@ def _sac():
 
 
 def _td3():
-    agent = td3.make_agent(
-        example_data.CONTINUOUS,
-        create_train_step(),
-        td3.EXPERIENCE,
-        network=NetworkOptions(tuple(SETTINGS['units'])),
-        optimizer=_optimizer('td3'),
-        loss=td3.TD3Loss(gamma=SETTINGS['gamma']),
-        target_update_tau=SETTINGS['tau'],
-    )
+    agent = _actor_critic('td3', td3, td3.TD3Loss)
     critics, targets = _critics(agent)
     parts = {
         'critic': critics,
