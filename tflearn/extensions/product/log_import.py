@@ -122,7 +122,8 @@ def run(
                 order = _Order(paths, keys, report)
                 rows = (order(part) for part in rows if len(part))
             else:
-                rows = (part[~part['bad']] for part in rows)
+                # Of a decision for several slots all or none are left.
+                rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
             report.actions = ActionTable(encoder.actions)
             known = _counted(_by_knowledge(rows), report.actions)
             for name, records in _ahead(_records(writer('').encoder, known, keys)):
@@ -246,7 +247,7 @@ class _Order:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         if (rows['row'][1:] < rows['row'][:-1]).any():
-            rows = rows[np.argsort(rows['row'])]
+            rows = rows[np.argsort(rows['row'], kind='stable')]
         first = _first_rows(rows)
         if (first[1:] < first[:-1]).any():
             order = np.argsort(first, kind='stable')
@@ -259,9 +260,13 @@ class _Order:
         if 'id' in self.keys:
             by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
             order = np.lexsort([rows[name] for name in by])
-            double = order[1:][np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])]
+            is_same = np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])
+            # The slots of a decision are rows of one number, and no doubles of each other.
+            first_of = np.maximum.accumulate(np.where(np.r_[True, ~is_same], np.arange(len(rows)), 0))
+            double = order[rows['row'][order] != rows['row'][order][first_of]]
         else:
-            double = 1 + np.flatnonzero(_same(rows, 'key')) if 'time' in self.keys else np.arange(0)
+            again = _same(rows, 'key') & ~_same(rows, 'row')
+            double = 1 + np.flatnonzero(again) if 'time' in self.keys else np.arange(0)
             for name in (name for name in rows.dtype.names if name not in ('row', 'key')):
                 double = double[_equal(rows[name][double], rows[name][double - 1])]
         if not self._found(rows, 'duplicate', double, 'each row once') and len(double):

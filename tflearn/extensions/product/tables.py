@@ -247,11 +247,13 @@ def _vw_blocks(
     lines = itertools.chain.from_iterable(piece.split(b'\n')[:-1] for piece in _pieces(path))
     found = rows_of(lines)
     while some := list(itertools.islice(found, _BLOCK_ROWS)):
-        rows = {number: each for number, each in some if isinstance(each, dict)}
         lost = {number: each for number, each in some if isinstance(each, tuple)}
+        # A decision for several slots has as many rows, all with its number.
+        rows = [(number, row) for number, each in some if number not in lost for row in each]
         names = [name for name in (*columns.names, *columns.optional) if name in vw_rows.COLUMNS]
-        arrays = {name: _json_array([row.get(name) for row in rows.values()]) for name in names}
-        yield Block(arrays, np.array(list(rows), np.int64), {}, lost, len(some) - len(rows) - len(lost))
+        arrays = {name: _json_array([row.get(name) for _, row in rows]) for name in names}
+        numbers = np.array([number for number, _ in rows], np.int64)
+        yield Block(arrays, numbers, {}, lost, sum(not each for _, each in some))
 
 
 _BLOCKS: Mapping[str, Callable[[pathlib.Path, Columns], Iterator[Block]]] = {
