@@ -15,9 +15,9 @@ from tflearn.core.errors import UserError
 from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.extensions.product import data_evaluation, promotion
+from tflearn.extensions.product import data_evaluation, log_files, promotion
 from tflearn.extensions.product.gate import GateOptions
-from tflearn.files.run_dir import RunDir, log_files, read_json
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies.exporter import PolicyExporter
 
 pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
@@ -334,7 +334,7 @@ def test_what_a_server_decides_among_items_is_joined(enumerated, tmp_path):
     finally:
         server.close(0)
         log.close()
-    (decisions,) = log_files([str(tmp_path)], 'decisions')
+    (decisions,) = log_files.find([tmp_path], 'decisions')
     lines = [json.loads(line) for line in decisions.read_text().splitlines()]
     outcomes = [{'event_id': line['id'], 'reward': i, 'time': line['time']} for i, line in enumerate(lines)]
     paths = [write(tmp_path, 'clicks.jsonl', ''.join(json.dumps(each) + '\n' for each in outcomes))]

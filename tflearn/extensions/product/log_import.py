@@ -24,7 +24,7 @@ from tflearn.data.conversion import new_directory
 from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
-from tflearn.extensions.product import table_values, tables
+from tflearn.extensions.product import log_files, table_values, tables
 from tflearn.extensions.product.log_rows import (
     ACTION,
     ROWS_OF_A_FILE,
@@ -48,7 +48,7 @@ _DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes
 
 
 def import_logs(
-    paths: Sequence[pathlib.Path],
+    paths: Sequence[str | pathlib.Path],
     column_map: pathlib.Path,
     output: pathlib.Path,
     vocabularies: pathlib.Path | None = None,
@@ -59,18 +59,23 @@ def import_logs(
     """Writes the episodes of logs to a new data set, see `run`; returns what was found, in lines.
 
     Args:
-      paths: files in CSV, Parquet, Arrow or JSON lines.
+      paths: files, and directories of such, see `log_files.find`.
       column_map: the file that says what each column means.
       output: the new directory.
       vocabularies: an earlier data set, whose vocabularies are taken.
       compress: compress the files with gzip.
-      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
+      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then. Its paths may
+        be directories too.
       **options: see `Report`.
     """
     report = Report(**options)
     mapped = read_map(column_map, _DECISIONS if outcomes is not None else {})
-    joined = None if outcomes is None else options_of(mapped.outcomes, **outcomes)
-    run(paths, mapped, output, report, vocabularies, compress, joined)
+    joined = None
+    if outcomes is not None:
+        found = log_files.find(outcomes['paths'], 'outcomes')
+        joined = options_of(mapped.outcomes, **{**outcomes, 'paths': found})
+    files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
+    run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
 
 
@@ -119,7 +124,7 @@ def run(
             if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
                 if by == 'key' or not outcomes:
                     rows = stack.enter_context(_divided(rows, encoder.dtype, by))
-                order = _Order(paths, keys, report)
+                order = _Order(log_files.labels(paths), keys, report)
                 rows = (order(part) for part in rows if len(part))
             else:
                 # Of a decision for several slots all or none are left.
@@ -183,7 +188,7 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
     found: dict[str, set[str]] = {name: set() for name in missing}
     names = list(dict.fromkeys(missing.values()))
     chosen = dataclasses.replace(mapped.columns, names=names, categories=names)
-    for block in itertools.chain.from_iterable(tables.read(path, chosen) for path in paths):
+    for _, block in tables.read(paths, chosen):
         for name, column in missing.items():
             array = block.columns[column]
             feature = mapped.feature(name)
@@ -202,9 +207,9 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
 
 def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
     """Yields the rows of all files."""
-    for i, path in enumerate(paths):
-        for block in _ahead(tables.read(path, mapped.columns)):
-            yield encoder(path, i, block)
+    labels = log_files.labels(paths)
+    for i, block in _ahead(tables.read(paths, mapped.columns)):
+        yield encoder(labels[i], i, block)
 
 
 def _ahead(items: Iterator[_T]) -> Iterator[_T]:
@@ -241,7 +246,7 @@ def _content(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
 class _Order:
     """Puts the rows of whole episodes in order: without doubles, and without the episodes that have a bad row."""
 
-    paths: Sequence[pathlib.Path]
+    labels: Sequence[str]
     keys: Collection[str]
     report: Report
 
@@ -283,7 +288,7 @@ class _Order:
         for i in which.tolist() if refused else ():
             rows['bad'][i] = True
             file, row = divmod(int(rows['row'][i]), ROWS_OF_A_FILE)
-            self.report.bad(f'{self.paths[file].name}, row {row}', f'a {kind}', f'{need}, by --refuse')
+            self.report.bad(f'{self.labels[file]}, row {row}', f'a {kind}', f'{need}, by --refuse')
         return refused
 
 

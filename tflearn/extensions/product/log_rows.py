@@ -21,13 +21,13 @@ from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data.action_table import ActionTable
-from tflearn.extensions.product import table_values, tables
+from tflearn.extensions.product import csv_rows, table_values, tables
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
 _VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
 _KEYS = ('episode', 'id', 'time', 'cluster', *_VERSIONS)
 _OUTCOMES = 'outcomes'
-_RANGE, _RETURNS, _LONGEST = 'reward_range', 'return_range', 'longest'
+_RANGE, _RETURNS, _LONGEST, _SEPARATOR = 'reward_range', 'return_range', 'longest', 'separator'
 ACTION = 'action'
 
 
@@ -108,12 +108,14 @@ class ColumnMap:
       outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
       stated: what the gate may take for certain: `low` and `high` of the rewards, or of their sums, if `whole`; and
         `longest`, the most steps of an episode; those that are there.
+      separator: what stands between the cells of CSV, see `tables.Columns`.
     """
 
     features: tuple[Feature, ...]
     keys: Mapping[str, str]
     outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stated: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    separator: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -127,7 +129,7 @@ class ColumnMap:
         lists = {
             each.columns[0]: 2 if each.width else 1 for each in self.features if each.length or each.kind == 'mask'
         }
-        return tables.Columns(self.names, numeric, lists)
+        return tables.Columns(self.names, numeric, lists, separator=self.separator)
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""
@@ -155,7 +157,8 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
     parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
     keys = {name: given[name] for name in _KEYS if name in given}
     features = tuple(_feature(name, value) for name, value in parts.items())
-    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), _stated(given))
+    separator = csv_rows.checked_separator(given.get(_SEPARATOR))
+    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), _stated(given), separator)
     action = found.feature(ACTION)
     masks = [each.name for each in found.features if each.kind == 'mask']
     if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
@@ -187,7 +190,7 @@ def _stated(given: Mapping[str, Any]) -> dict[str, float]:
 
 def _check_tables(given: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown tables, or if some are missing."""
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, _RANGE, _RETURNS, _LONGEST)
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, _RANGE, _RETURNS, _LONGEST, _SEPARATOR)
     if unknown := [name for name in given if name not in known]:
         raise UserValueError(f'got {unknown[0]!r:.100} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
@@ -317,13 +320,15 @@ class RowEncoder:
             return tensor_spec.BoundedTensorSpec(shape, dtype, *feature.bounds)
         return tf.TensorSpec(shape, tf.float32)
 
-    def __call__(self, path: pathlib.Path, number: int, block: tables.Block) -> np.ndarray:
-        """Returns the rows of a block of a file, [N] of `dtype`; `number` is that of the file."""
+    def __call__(self, label: str, number: int, block: tables.Block) -> np.ndarray:
+        """Returns the rows of a block of a file, [N] of `dtype`; it has a name for messages, and a number."""
         rows = np.zeros(len(block.rows), self.dtype)
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
         self._report.counts['rows'] += len(rows) + len(block.lost) + block.num_unlabelled
         if block.num_unlabelled:
             self._report.counts['decisions without a cost'] += block.num_unlabelled
+        for name in block.absent if len(rows) else ():
+            self._report.counts[f'rows of files without the column {name}'] += len(rows)
         one = BlockChecks(block, self._report)
         reward = self._map.feature('reward')
         for each in self._map.features:
@@ -343,7 +348,7 @@ class RowEncoder:
         if reward:  # last of all: a row with nothing but a wrong reward is a decision all the same
             rows['reward'] = self._part(one, reward)
             rows['reward'][list(block.bad)] = np.nan
-        one.report_bad(path)
+        one.report_bad(label)
         return rows
 
     def _part(self, one: 'BlockChecks', feature: Feature) -> np.ndarray:
@@ -461,11 +466,11 @@ class BlockChecks:
             if i not in self.block.bad:
                 self.block.bad[i] = f'{column} = {tables.shown(self.block.columns[column], i)}', need
 
-    def report_bad(self, path: pathlib.Path) -> None:
-        """Reports all bad rows."""
+    def report_bad(self, label: str) -> None:
+        """Reports all bad rows of a file with this name."""
         bad = {int(self.block.rows[i]): reason for i, reason in self.block.bad.items()}
         for row, reason in sorted({**self.block.lost, **bad}.items()):
-            self._report.bad(f'{path.name}, row {row}', *reason)
+            self._report.bad(f'{label}, row {row}', *reason)
 
     def numbers(self, feature: Feature, read: Any = table_values.numbers) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""
