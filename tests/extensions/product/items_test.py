@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.extensions.product.log_import_test import episodes_of, import_logs
 from tflearn.agents import linear_bandit
+from tflearn.agents.value_exploration import SquareCB
 from tflearn.core.errors import UserError
 from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
@@ -249,11 +250,13 @@ def test_names_are_hashed_where_a_vocabulary_would_be_too_large(tmp_path, monkey
 # Two kinds of readers, with two or three articles each, of whom a click is known exactly.
 READERS = {'a': (3, {'p': (2, 8), 'q': (6, 8)}), 'b': (1, {'p': (4, 8), 'q': (2, 8), 'r': (8, 8)})}
 LOGGED = {'a': (3, 1), 'b': (2, 1, 1)}  # of 4
+GAMMA = 6.0
+SERVED = [('greedy_policy', 0.0), ('greedy_policy', 0.2), ('collect_policy', 0.1)]
 
 
 @pytest.fixture(scope='module')
 def enumerated(tmp_path_factory):
-    """A log that has each decision as often as it is likely, in VW's text; its data set, and a policy of it."""
+    """A log that has each decision as often as it is likely, in VW's text; its data set, and two policies of it."""
     folder, lines = tmp_path_factory.mktemp('enumerated'), []
     for reader, (often, articles) in READERS.items():
         for index, (clicks, of) in enumerate(articles.values()):
@@ -264,32 +267,42 @@ def enumerated(tmp_path_factory):
     mapped = 'reward_range = [0, 1]\n' + MAP
     _, data = import_logs(folder, write(folder, 'log.vw', '\n'.join(lines)), mapped=mapped)
     specs = columns.read_specs(data)
-    options = linear_bandit.LinearOptions(prior_precision=1e-3)
+    options = linear_bandit.LinearOptions(SquareCB(GAMMA), prior_precision=1e-6)
     agent = linear_bandit.make_agent(
         specs, create_train_step(), linear_bandit.EXPERIENCE, options=options, arm_features='items', action_mask='mask'
     )
     spec = columns.data_spec(specs)
     batch = EpisodeReader(Dataset([str(data)]), spec).episodes()
     agent.train(tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), *batch))
-    path = PolicyExporter(agent.policy, folder / 'run' / 'policies' / 'greedy_policy').export(1, {})
-    return RunDir(folder / 'run'), data, path
+    run_dir = RunDir(folder / 'run')
+    for name, policy in (('greedy_policy', agent.policy), ('collect_policy', agent.collect_policy)):
+        PolicyExporter(policy, run_dir.policy(name)).export(1, {})
+    return run_dir, data
 
 
-def exact(epsilon):
-    """Returns the values of the best policy, which explores, and of what logged."""
+def inverse_gaps(rates):
+    """Returns the probabilities with which SquareCB draws articles of these rates."""
+    others = 1 / (len(rates) + GAMMA * (rates.max() - rates))
+    others[rates.argmax()] = 0
+    return others + (1 - others.sum()) * (np.arange(len(rates)) == rates.argmax())
+
+
+def exact(policy, epsilon):
+    """Returns the values of the best policy, or of SquareCB, mixed with random actions, and of what logged."""
     both = np.zeros(2)
     for reader, (often, articles) in READERS.items():
         rates = np.array([clicks / of for clicks, of in articles.values()])
-        best = (1 - epsilon) * rates.max() + epsilon * rates.mean()
+        own = rates.max() if policy == 'greedy_policy' else inverse_gaps(rates) @ rates
+        best = (1 - epsilon) * own + epsilon * rates.mean()
         both += often / 4 * np.array([best, np.array(LOGGED[reader]) @ rates / 4])
     return both
 
 
-@pytest.mark.parametrize('epsilon', [0.0, 0.2])
-def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumerated, epsilon):
-    run_dir, data, _ = enumerated
-    found, _ = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, epsilon=epsilon)
-    value, logged = exact(epsilon)
+@pytest.mark.parametrize(('policy', 'epsilon'), SERVED)
+def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumerated, policy, epsilon):
+    run_dir, data = enumerated
+    found, _ = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, policy, epsilon=epsilon)
+    value, logged = exact(policy, epsilon)
     assert found.estimates['behaviour policy (mean return)'] == pytest.approx(logged, rel=1e-6)
     for name in ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS'):
         assert found.estimates[name] == pytest.approx(value, rel=1e-6), name
@@ -297,12 +310,13 @@ def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumera
     assert low < value < high
 
 
-@pytest.mark.parametrize('epsilon', [0.0, 0.2])
-def test_the_gate_on_items_is_exact_where_all_decisions_are_enumerated(enumerated, epsilon):
-    _, data, path = enumerated
+@pytest.mark.parametrize(('policy', 'epsilon'), SERVED)
+def test_the_gate_on_items_is_exact_where_all_decisions_are_enumerated(enumerated, policy, epsilon):
+    run_dir, data = enumerated
     served = data_evaluation.Served(epsilon=epsilon)
+    path = run_dir.policy(policy) / '1'
     verdict = promotion.judge(path, None, Dataset([str(data)]), GateOptions(margin=0.1), served)
-    value, logged = exact(epsilon)
+    value, logged = exact(policy, epsilon)
     assert verdict.candidate.value == pytest.approx(value, rel=1e-6)
     assert verdict.incumbent.value == pytest.approx(logged, rel=1e-6)
     assert verdict.candidate.mean_weight == pytest.approx(1.0, abs=1e-6)
@@ -321,7 +335,7 @@ def test_what_a_server_decides_among_items_is_joined(enumerated, tmp_path):
     from tflearn.extensions.serving.server import PolicyServer
     from tflearn.net.server_options import ServerOptions
 
-    run_dir, data, _ = enumerated
+    run_dir, data = enumerated
     models = Models(run_dir.root / 'policies', lambda path: ServedVersion(path, exploration=Exploration(0.5)))
     models.refresh()
     log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
