@@ -310,6 +310,24 @@ def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumera
     assert low < value < high
 
 
+def test_baselines_on_items_are_exact_where_all_decisions_are_enumerated(enumerated):
+    """A place that a decision does not have is even chance among its items."""
+    run_dir, data = enumerated
+    values = {f'always {place}': 0.0 for place in range(3)} | {'uniform': 0.0}
+    for often, articles in READERS.values():
+        rates = np.array([clicks / of for clicks, of in articles.values()])
+        values['uniform'] += often / 4 * rates.mean()
+        for place in range(3):
+            values[f'always {place}'] += often / 4 * (rates[place] if place < len(rates) else rates.mean())
+    for place in range(3):
+        found, facts = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, baseline_action=str(place))
+        for name in ('uniform', f'always {place}'):
+            assert found.baselines[name].estimates['importance sampling'] == pytest.approx(values[name], rel=1e-6)
+            low, high = found.baselines[name].interval
+            assert low < values[name] < high
+            assert facts['baselines'][name]['interval'] == [low, high]
+
+
 @pytest.mark.parametrize(('policy', 'epsilon'), SERVED)
 def test_the_gate_on_items_is_exact_where_all_decisions_are_enumerated(enumerated, policy, epsilon):
     run_dir, data = enumerated

@@ -18,7 +18,8 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata, reader
 from tflearn.data.reader import Dataset, find_directories
 from tflearn.extensions.product import evaluation
-from tflearn.extensions.product.evaluation import Evaluation, OpeOptions, RecordedSteps
+from tflearn.extensions.product.estimates import Evaluation
+from tflearn.extensions.product.evaluation import OpeOptions, RecordedSteps
 from tflearn.extensions.product.gate import GateOptions
 from tflearn.extensions.product.linear_models import MAX_INPUTS
 from tflearn.files.run_dir import RunDir
@@ -75,6 +76,11 @@ def evaluate_on_data(
     recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, Served(epsilon, temperature))
     if CLUSTER in info:
         recorded = dataclasses.replace(recorded, clusters=info[CLUSTER][recorded.starts])
+    if recorded.even is not None:
+        words = (metadata.vocabularies(directories) or {}).get('action')
+        low, high = int(specs.action.minimum), int(specs.action.maximum)
+        names = tuple(words or map(str, range(low, high + 1)))
+        recorded = dataclasses.replace(recorded, action_names=names)
     found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
     if unknown := reader.with_unknown(dataset).get(reader.UNKNOWN):
         warning = f'no estimate or interval is about {unknown.num_episodes} more episodes, whose rewards are unknown'
@@ -216,12 +222,13 @@ def _recorded(
     """Returns the episodes' rows, and what the policy does in them."""
     rows, lengths = joined(episodes)
     acting, mask = chosen_policy.acting(policy, specs, served.epsilon, 0)
-    log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
+    log_target, choices, even, samples = None, None, None, np.zeros((0, len(rows.reward), 0))
     with contextlib.suppress(NoDensityError):
         known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
         log_target = _log_probability(known, policy, rows, lengths)
         if known.num_choices:
-            choices = _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
+            uniform = ActionProbabilities(None, specs, 1.0, mask)
+            choices, even = (_of_choices(each, policy, rows, lengths) for each in (known, uniform))
     if choices is None:
         num_samples = _NUM_SAMPLES if policy.is_stochastic or served.epsilon else 1
 
@@ -245,6 +252,7 @@ def _recorded(
         log_target,
         choices,
         samples,
+        even=even,
     )
 
 
@@ -259,6 +267,10 @@ def _time_steps(rows: Any) -> ts.TimeStep:
 def _log_probability(known: ActionProbabilities, policy: LoadedPolicy, rows: Any, lengths: np.ndarray) -> np.ndarray:
     call = lambda time_step, action, state: known.log_probability(time_step, state, action)  # noqa: E731
     return _over_rows(policy, call, rows, lengths)
+
+
+def _of_choices(known: ActionProbabilities, policy: LoadedPolicy, rows: Any, lengths: np.ndarray) -> np.ndarray:
+    return _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
 
 
 def _over_rows(policy: LoadedPolicy, call: _Call, rows: Any, lengths: np.ndarray) -> np.ndarray:
