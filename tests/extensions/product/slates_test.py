@@ -1,13 +1,23 @@
 """Decisions for several slots: Vowpal Wabbit's ccb and slates, their estimates, and what serves them."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.extensions.product.log_import_test import episodes_of, import_logs
+from tflearn.agents import linear_bandit
+from tflearn.core.errors import UserError
+from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
-from tflearn.files.run_dir import read_json
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.extensions.product import data_evaluation, estimators, promotion
+from tflearn.extensions.product.estimators import Episodes
+from tflearn.extensions.product.gate import GateOptions
+from tflearn.files.run_dir import RunDir, read_json
+from tflearn.policies.exporter import PolicyExporter
 
 pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 
@@ -200,3 +210,188 @@ def test_wrong_events_of_slots_are_bad_rows_by_name(tmp_path, caplog):
     messages = [each.getMessage() for each in caplog.records if 'left out a row' in each.getMessage()]
     assert len(messages) == 7 and all('need a decision of DSJSON' in each for each in messages)
     assert 'decisions without a cost: 2' in lines
+
+
+# Two slots of three items. The log and the policy choose them independently, or each in what the slots before left.
+SLATES_OF = {
+    'independent': list(itertools.product(range(3), repeat=2)),
+    'ranking': list(itertools.permutations(range(3), 2)),
+}
+SHARES = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]), np.array([[0.1, 0.7, 0.2], [0.4, 0.5, 0.1]])  # log, policy
+OWN = np.array([[0.2, 0.5, 0.9], [0.1, 0.6, 0.3]])  # what an item is worth in a slot
+
+
+def expected(kind, rewards_of):
+    """Returns the expectation of each estimator and the policy's value, over all slates.
+
+    Args:
+      kind: of `SLATES_OF`.
+      rewards_of: the expected rewards of a slate's slots.
+    """
+    ratios, rewards, chances = [], [], []
+    for slate in SLATES_OF[kind]:
+        both = []
+        for shares in SHARES:
+            free = np.ones(3)
+            each = []
+            for slot, item in enumerate(slate):
+                each.append(shares[slot, item] / (shares[slot] @ free))
+                free[item] = 0.0 if kind == 'ranking' else 1.0
+            both.append(each)
+        ratios.append(np.log(np.divide(both[1], both[0])))
+        chances.append(np.prod(both, axis=1))
+        rewards.append(rewards_of(slate))
+    logged, policy = np.transpose(chances)
+    assert logged.sum() == pytest.approx(1) and policy.sum() == pytest.approx(1)
+    episodes = Episodes(np.array(rewards), np.array(ratios), 1.0)
+    names = 'importance_sampling', 'per_decision', 'independent_slots', 'pseudo_inverse'
+    found = {name: float(getattr(estimators, name)(episodes)(logged[np.newaxis])[0]) for name in names}
+    return found, float(policy @ np.sum(rewards, axis=1))
+
+
+# Which estimators are exact, by how the slots are chosen and what they are worth.
+EXACT = {
+    'own rewards': (
+        'independent',
+        lambda slate: [OWN[0, slate[0]], OWN[1, slate[1]]],
+        ['importance_sampling', 'per_decision', 'independent_slots', 'pseudo_inverse'],
+    ),
+    'a sum, known at the end': (
+        'independent',
+        lambda slate: [0.0, OWN[0, slate[0]] + OWN[1, slate[1]]],
+        ['importance_sampling', 'per_decision', 'pseudo_inverse'],
+    ),
+    'a sum, known at the begin': (
+        'independent',
+        lambda slate: [OWN[0, slate[0]] + OWN[1, slate[1]], 0.0],
+        ['importance_sampling', 'pseudo_inverse'],
+    ),
+    'the first item takes clicks from the second': (
+        'independent',
+        lambda slate: [OWN[0, slate[0]], OWN[1, slate[1]] * (1 - OWN[0, slate[0]])],
+        ['importance_sampling', 'per_decision'],
+    ),
+    'without replacement': (
+        'ranking',
+        lambda slate: [OWN[0, slate[0]], OWN[1, slate[1]]],
+        ['importance_sampling', 'per_decision'],
+    ),
+}
+
+
+@pytest.mark.parametrize('name', EXACT)
+def test_an_estimator_of_slates_is_exact_where_what_it_assumes_holds(name):
+    kind, rewards_of, exact = EXACT[name]
+    found, value = expected(kind, rewards_of)
+    assert [each for each in found if abs(found[each] - value) < 1e-12] == exact
+    assert all(abs(found[each] - value) > 1e-3 for each in found if each not in exact)
+
+
+def test_slots_that_are_not_there_change_no_estimate_of_slates():
+    """A slate with fewer slots than others is filled up, with ratios of 1."""
+    short = Episodes(np.array([[1.0], [0.5]]), np.log([[2.0], [0.5]]), 1.0)
+    filled = Episodes(np.pad(short.rewards, ((0, 0), (0, 2))), np.pad(short.log_ratios, ((0, 0), (0, 2))), 1.0)
+    for make in (estimators.independent_slots, estimators.pseudo_inverse):
+        assert make(filled)(np.ones((1, 2)))[0] == pytest.approx(make(short)(np.ones((1, 2)))[0], abs=1e-12)
+
+
+# Readers and their articles, of whom a click in each of two slots is known exactly, in 8: what an article is worth to a
+# reader, and in a slot. The second slot has another article than the first.
+READERS = {'a': (3, {'p': 4, 'q': 3, 'r': 3}), 'b': (1, {'p': 2, 'q': 6})}
+PLACES = {'p': (2, -2), 'q': (-1, 2), 'r': (0, 0)}
+LOGGED = {3: (2, 1, 1), 2: (3, 1), 1: (4,)}  # by how many articles are left, in 4
+
+
+def slates_of(reader):
+    """Yields all slates of a reader: their articles, the logged probabilities, in 4, and the clicks of each, in 8."""
+    for slate in itertools.permutations(READERS[reader][1], 2):
+        left, chances = list(READERS[reader][1]), []
+        for article in slate:
+            chances.append(LOGGED[len(left)][left.index(article)])
+            left.remove(article)
+        yield slate, chances, [READERS[reader][1][article] + PLACES[article][k] for k, article in enumerate(slate)]
+
+
+@pytest.fixture(scope='module')
+def enumerated(tmp_path_factory):
+    """A log that has each slate as often as it is likely, in VW's text; its data set, and a policy of it."""
+    folder, lines = tmp_path_factory.mktemp('enumerated'), []
+    for reader, (often, articles) in READERS.items():
+        for slate, chances, clicks in slates_of(reader):
+            for i in range(often * chances[0] * chances[1] * 8):
+                lines += [f'ccb shared |User {reader}', *(f'ccb action |Article {each}' for each in articles)]
+                for article, chance, of in zip(slate, chances, clicks, strict=True):
+                    label = f'{list(articles).index(article)}:{-float(i % 8 < of)}:{chance / 4}'
+                    lines.append(f'ccb slot {label} |Slot x')
+                lines.append('')
+    mapped = f'reward_range = [0, 1]\n{MAP.replace("Action^a", "Article^p").replace("Action^b", "Article^q")}'
+    mapped = mapped.replace('Action^c', 'Article^r')
+    _, data = import_logs(folder, write(folder, 'log.vw', '\n'.join(lines)), mapped=mapped)
+    specs = columns.read_specs(data)
+    options = linear_bandit.LinearOptions(prior_precision=1e-3)
+    agent = linear_bandit.make_agent(
+        specs, create_train_step(), linear_bandit.EXPERIENCE, options=options, arm_features='items', action_mask='mask'
+    )
+    batch = EpisodeReader(Dataset([str(data)]), columns.data_spec(specs)).episodes()
+    agent.train(tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), *batch))
+    path = PolicyExporter(agent.policy, folder / 'run' / 'policies' / 'greedy_policy').export(1, {})
+    return RunDir(folder / 'run'), data, path
+
+
+def exact_values(epsilon):
+    """Returns the clicks of a slate of the policy that takes the best article of each slot, and of the log."""
+    both = np.zeros(2)
+    for reader, (often, articles) in READERS.items():
+        for slate, chances, clicks in slates_of(reader):
+            policy, left = 1.0, set(articles)
+            for k, article in enumerate(slate):
+                best = max(left, key=lambda each: articles[each] + PLACES[each][k])
+                policy *= (1 - epsilon) * (article == best) + epsilon / len(left)
+                left.remove(article)
+            both += often / 4 * sum(clicks) / 8 * np.array([policy, chances[0] * chances[1] / 16])
+    return both
+
+
+@pytest.mark.parametrize('epsilon', [0.0, 0.2])
+def test_estimates_and_the_gate_are_exact_where_all_slates_are_enumerated(enumerated, epsilon):
+    run_dir, data, path = enumerated
+    value, logged = exact_values(epsilon)
+    found, _ = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, epsilon=epsilon)
+    assert found.estimates['behaviour policy (mean return)'] == pytest.approx(logged, rel=1e-6)
+    for name in ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS'):
+        assert found.estimates[name] == pytest.approx(value, rel=1e-6), name
+    assert 'pseudo-inverse' not in found.estimates  # a slot does not have what another one has
+    low, high = found.intervals['the policy']
+    assert low < value < high
+    served = data_evaluation.Served(epsilon=epsilon)
+    verdict = promotion.judge(path, None, Dataset([str(data)]), GateOptions(margin=0.1), served)
+    assert verdict.candidate.value == pytest.approx(value, rel=1e-6)
+    assert verdict.incumbent.value == pytest.approx(logged, rel=1e-6)
+    assert verdict.candidate.mean_weight == pytest.approx(1.0, abs=1e-6)
+    assert verdict.difference.low < value - logged < verdict.difference.high
+    assert verdict.units == 'sessions'
+
+
+def test_estimates_of_independent_slots_are_for_data_that_state_them(enumerated, tmp_path):
+    """The log of the articles in slates, each slot with a list of its own."""
+    run_dir, _, _ = enumerated
+    lines = []
+    for one, other in itertools.product(range(2), repeat=2):
+        for i in range((3 - 2 * one) * 8):
+            lines += [f'slates shared {-float(i % 8 < 2 + 3 * one + other)} |User a']
+            lines += [f'slates action {slot} |Article {name}' for slot in range(2) for name in 'pq']
+            lines += [f'slates slot {one}:{(3 - 2 * one) / 4} |Slot x', f'slates slot {other}:0.5 |Slot x', '']
+    mapped = MAP.replace('Action^a', 'Article^p').replace('Action^b', 'Article^q').replace('Action^c', 'Article^r')
+    mapped = mapped.replace("{kind = 'features'}", "{kind = 'features', values = ['Slot^x']}")
+    mapped = mapped.replace("column = 'shared', ", "column = 'shared', values = ['User^a', 'User^b'], ")
+    log = write(tmp_path, 'log.vw', '\n'.join(lines))
+    _, data = import_logs(tmp_path, log, mapped=f'independent_slots = true\nreturn_range = [0, 1]\n{mapped}')
+    found, _ = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, epsilon=0.2)
+    # The policy takes p first and q second, each with 0.9; a slate is clicked in 2 + 3 (first is q) + (second is q).
+    value = (2 + 3 * 0.1 + 0.9) / 8
+    for name in ('importance sampling', 'per-decision IS', 'pseudo-inverse'):
+        assert found.estimates[name] == pytest.approx(value, rel=1e-6), name
+    # What the first slot adds to the reward of the last one has no weight.
+    assert found.estimates['independent slots'] == pytest.approx((2 + 3 * 0.25 + 0.9) / 8, rel=1e-6)
+    with pytest.raises(UserError, match='got independent_slots = 1; need true or false'):
+        import_logs(tmp_path, log, output='wrong', mapped=f'independent_slots = 1\n{mapped}')

@@ -37,6 +37,8 @@ class OpeOptions:
       low: the least reward; None is what the data set states. An interval needs the range.
       high: the greatest one.
       whole: whether the range is that of an episode's sum of rewards, see `gate.GateOptions`.
+      independent_slots: whether the steps of an episode are the slots of a slate, which the data's policy and the
+        evaluated one choose independently of each other; the data set states it.
       seed: the seed of the features.
       baseline_action: the name of an action; a policy that always takes it is evaluated, too.
     """
@@ -49,6 +51,7 @@ class OpeOptions:
     low: Annotated[float, Range()] | None = None
     high: Annotated[float, Range()] | None = None
     whole: bool = False
+    independent_slots: bool = False
     seed: int = 0
     baseline_action: str | None = None
 
@@ -232,6 +235,9 @@ class _Log:
             made['weighted IS'] = estimators.weighted_importance_sampling(episodes)
             made['per-decision IS'] = estimators.per_decision(episodes)
             made['weighted per-decision IS'] = estimators.weighted_per_decision(episodes)
+            if self.options.independent_slots:
+                made['independent slots'] = estimators.independent_slots(episodes)
+                made['pseudo-inverse'] = estimators.pseudo_inverse(episodes)
             doubt = '' if self.origin == 'recorded' else doubt
         fitted = None
         if expected is not None:

@@ -31,7 +31,6 @@ from tflearn.extensions.product.log_rows import (
     ColumnMap,
     Report,
     RowEncoder,
-    named_features,
     read_map,
 )
 from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
@@ -193,7 +192,7 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
             array = block.columns[column]
             feature = mapped.feature(name)
             if feature and feature.kind == 'features':
-                array = named_features(array, bool(feature.length))[0]
+                array = table_values.named_features(array, bool(feature.length))[0]
             elif feature and feature.length:
                 array = table_values.lists(array)[0]
             found[name].update(table_values.distinct(array))

@@ -20,6 +20,7 @@ from tf_agents.specs import tensor_spec
 from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.data import metadata
 from tflearn.data.action_table import ActionTable
 from tflearn.extensions.product import csv_rows, table_values, tables
 
@@ -107,7 +108,7 @@ class ColumnMap:
       keys: the columns of `_KEYS`, by these names; those that are there.
       outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
       stated: what the gate may take for certain: `low` and `high` of the rewards, or of their sums, if `whole`; and
-        `longest`, the most steps of an episode; those that are there.
+        `longest`, the most steps of an episode; and whether they are independent slots; those that are there.
       separator: what stands between the cells of CSV, see `tables.Columns`.
     """
 
@@ -169,7 +170,7 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
 
 
 def _stated(given: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the range of the rewards and the longest episode."""
+    """Returns what the map says of the rewards and of episodes."""
     found: dict[str, float] = {}
     if _RANGE in given and _RETURNS in given:
         raise UserValueError(f'got {_RANGE} and {_RETURNS}; need one of them')
@@ -185,12 +186,17 @@ def _stated(given: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
             raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r:.100}; need the most steps of an episode')
         found[_LONGEST] = given[_LONGEST]
+    if metadata.SLOTS in given:
+        if not isinstance(given[metadata.SLOTS], bool):
+            raise UserValueError(f'got {metadata.SLOTS} = {given[metadata.SLOTS]!r:.100}; need true or false')
+        found[metadata.SLOTS] = given[metadata.SLOTS]
     return found
 
 
 def _check_tables(given: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown tables, or if some are missing."""
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, _RANGE, _RETURNS, _LONGEST, _SEPARATOR)
+    stated = _RANGE, _RETURNS, _LONGEST, metadata.SLOTS
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, *stated, _SEPARATOR)
     if unknown := [name for name in given if name not in known]:
         raise UserValueError(f'got {unknown[0]!r:.100} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
@@ -390,7 +396,7 @@ class RowEncoder:
     def _named(self, one: 'BlockChecks', feature: Feature, array: Any) -> np.ndarray:
         """Returns vectors of named numbers, [N, D], or [N, length, D]: equal names are added up."""
         column, shape, num_rows = feature.columns[0], self.dtype[feature.name].shape, len(array)
-        names, values, rows, places, wrong = named_features(array, bool(feature.length))
+        names, values, rows, places, wrong = table_values.named_features(array, bool(feature.length))
         one.mark(wrong, column, 'features with spaces between them' + (', in a list' if feature.length else ''))
         one.mark(rows[places >= (feature.length or 1)], column, f'at most {feature.length} elements')
         one.mark(rows[~(np.abs(values) <= LARGEST)], column, 'names, each with a finite number of float32, if any')
@@ -429,29 +435,6 @@ class RowEncoder:
             elif each.kind == 'mask':
                 allowed = values[np.arange(len(rows)), rows[ACTION] - self._start] == 1
                 one.mark(~allowed, column, 'the action of the row among those that are allowed')
-
-
-def named_features(array: Any, is_list: bool) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Reads named numbers.
-
-    Args:
-      array: texts, or lists of texts.
-      is_list: which of both.
-
-    Returns:
-      The name and the number of each, the row in which it is and the element of that row's list, [M]; and which rows
-      are no such texts, [N].
-    """
-    num_rows = len(array)
-    rows, places, wrong = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
-    if is_list:
-        array, lengths, _, wrong = table_values.lists(array)
-        rows = np.repeat(rows, lengths)
-        places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat, counts, _, of_elements = table_values.lists(array)
-    wrong[rows[of_elements]] = True
-    names, values = table_values.named(flat)
-    return names, values, np.repeat(rows, counts), np.repeat(places, counts), wrong
 
 
 class BlockChecks:
