@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tflearn.core.errors import UserError
 from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.extensions.product import data_evaluation, estimators, promotion
+from tflearn.extensions.product import data_evaluation, estimators, log_files, promotion
 from tflearn.extensions.product.estimators import Episodes
 from tflearn.extensions.product.gate import GateOptions
 from tflearn.files.run_dir import RunDir, read_json
@@ -395,3 +396,61 @@ def test_estimates_of_independent_slots_are_for_data_that_state_them(enumerated,
     assert found.estimates['independent slots'] == pytest.approx((2 + 3 * 0.25 + 0.9) / 8, rel=1e-6)
     with pytest.raises(UserError, match='got independent_slots = 1; need true or false'):
         import_logs(tmp_path, log, output='wrong', mapped=f'independent_slots = 1\n{mapped}')
+
+
+def test_what_a_server_decides_for_slots_is_joined(enumerated, tmp_path):
+    """A client asks slot by slot; decisions and outcomes become the slates that train and judge the next policy."""
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    from tflearn.extensions.serving.client import PolicyClient
+    from tflearn.extensions.serving.decision_files import DecisionLogOptions
+    from tflearn.extensions.serving.decision_log import DecisionLog
+    from tflearn.extensions.serving.exploration import Exploration
+    from tflearn.extensions.serving.models import Models
+    from tflearn.extensions.serving.served_version import ServedVersion
+    from tflearn.extensions.serving.server import PolicyServer
+    from tflearn.net.server_options import ServerOptions
+
+    run_dir, data, _ = enumerated
+    models = Models(run_dir.root / 'policies', lambda path: ServedVersion(path, exploration=Exploration(0.5)))
+    models.refresh()
+    log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
+    server = PolicyServer(models, ServerOptions(), log=log)
+    parts = 'user', 'items', 'mask', 'position', 'slot'
+    asked = {f'observation_{name}': episodes_of(data)[0][f'observation.{name}'][:1] for name in parts}
+    try:
+        client = PolicyClient(f'localhost:{server.port}')
+        shown = [client.slate(asked, 2, f's{i}', 'observation_mask', 'observation_position') for i in range(24)]
+        with pytest.raises(UserError, match='got 3 items for 4 slots; need one for each'):
+            client.slate(asked, 4, 'long', 'observation_mask')
+        client.close()
+    finally:
+        server.close(0)
+        log.close()
+    assert all(len({*items}) == 2 for items in shown) and len({*map(tuple, shown)}) > 1
+    (decisions,) = log_files.find([tmp_path], 'decisions')
+    lines = [json.loads(line) for line in decisions.read_text().splitlines()]
+    outcomes = [{'event_id': each['id'], 'reward': k, 'time': each['time']} for k, each in enumerate(lines)]
+    paths = [write(tmp_path, 'clicks.jsonl', outcomes)]
+    mapped = """
+episode = 'arm'
+action = {kind = 'integer', high = 2}
+longest = 2
+[observation]
+user = {column = 'observation_user', length = 2}
+items = {column = 'observation_items', length = 3, width = 3}
+mask = {kind = 'mask'}
+position = {column = 'observation_position', kind = 'integer', high = 1}
+slot = {column = 'observation_slot', length = 1}
+"""
+    options = {'paths': paths, 'until': time.time()}
+    _, joined = import_logs(tmp_path, decisions, output='joined', mapped=mapped, outcomes=options)
+    found = sorted(steps_of(joined), key=lambda each: each['reward'])
+    assert [each['action'] for each in found] == shown
+    assert [each['reward'] for each in found] == [[k, k + 1] for k in range(0, 48, 2)]
+    for each, (first, second) in zip(found, shown, strict=True):
+        assert each['observation.position'] == [0, 1]
+        assert each['observation.mask'] == [[1, 1, 1], [int(item != first) for item in range(3)]]
+        # The policy itself shows a reader of the kind a the items 0 and 1, or 1 and 2; half of its choices are random.
+        chances = 0.5 / 3 + 0.5 * (first == 0), 0.25 + 0.5 * (second == (2 if first == 1 else 1))
+        np.testing.assert_allclose(np.exp(each['policy_info.log_probability']), chances, rtol=1e-6)
+    assert {*columns.read_columns(data)} <= {*columns.read_columns(joined)}
