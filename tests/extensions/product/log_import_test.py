@@ -211,9 +211,12 @@ def test_every_bad_row_is_named_in_a_line(bad_log):
     ended = run(*flags, f'--output={bad_log}/data', f'--max_bad_rows={len(BAD)}')
     assert ended.returncode == 0, ended.stderr
     named = {line.split('left out a row: ')[1] for line in ended.stderr.splitlines() if 'left out a row' in line}
-    for row, (_, got, need) in enumerate(list(BAD.values())[:10], 2 + len(ROWS)):
+    for row, (_, got, need) in enumerate(BAD.values(), 2 + len(ROWS)):
         assert any(line.startswith(f'got {got} in log.csv, row {row}; need {need}') for line in named), (got, named)
     assert f'bad rows: {len(BAD)}' in ended.stdout.splitlines()
+    kinds = dict(line.rsplit(': ', 1) for line in ended.stdout.splitlines() if line.startswith('bad rows that need '))
+    assert sum(map(int, kinds.values())) == len(BAD)
+    assert kinds['bad rows that need text in UTF-8 in country'] == '1'
     # Session a has bad rows, and is left out.
     (b,) = episodes_of(bad_log / 'data')
     assert b['observation.age'].tolist() == [40, -1, -1]
@@ -363,6 +366,8 @@ def test_the_range_the_longest_session_and_the_cluster_are_kept_for_the_gate(tmp
     split(Dataset([str(data)]), tmp_path / 'parts', 0.5, by='policy_info.cluster')
     for part in ('train', 'held_out'):
         assert metadata.stated([tmp_path / 'parts' / part]) == {'low': 0.0, 'high': 2.0, 'longest': 3}
+        missing = metadata.stated([tmp_path / 'parts' / part], metadata.MISSING)
+        assert missing == {'observation.age': -1, 'observation.prices': 0}
     _, other = import_logs(tmp_path, write(tmp_path, 'csv', rows), 'other', MAP)
     assert metadata.stated([data, other]) == {} == metadata.stated([other])
 

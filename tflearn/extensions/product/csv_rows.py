@@ -92,7 +92,8 @@ def divide(
             rest = data[begin_of(line) :]
             break
         if not count:
-            lost[number + line] = f'{some[0][:40]!r}', 'quotes around a cell, and two for each one in it'
+            begin = max(0, some[0].find(b'"') - 20)  # so that the quote is seen
+            lost[number + line] = f'{some[0][begin : begin + 40]!r}', 'quotes around a cell, and two for each one in it'
         elif count > 1 or some[0].strip():
             kept.append(b'\n'.join(some[:count]) + b'\n')
             rows.append(np.array([line]))

@@ -158,6 +158,8 @@ def _write_facts(
     write_json(directory / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
     facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
     facts[metadata.STATED] = dict(mapped.stated)
+    observed = [each for each in mapped.features if each.name.startswith('observation.')]
+    facts[metadata.MISSING] = {each.name: each.missing for each in observed if each.missing is not None}
     facts |= {'import_warnings': report.warnings} if report.warnings else {}
     columns.write_metadata(directory, {**facts, **metadata.versions()})
 

@@ -234,7 +234,7 @@ def _feature(name: str, value: Any) -> Feature:
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 LARGEST = float(np.finfo(np.float32).max)
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
-_MAX_NAMED = 10
+_MAX_NAMED = 3  # bad rows of each kind that are logged
 _MAX_NUMBERS = 1 << 18  # of a part of a row
 
 Vocabularies = Mapping[str, Sequence[str]]
@@ -260,11 +260,14 @@ class Report:
 
     def bad(self, place: str, got: str, need: str) -> None:
         """Counts a bad row; raises ValueError if that is one too many."""
+        column, separator, _ = got.partition(' = ')
+        kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
         self.counts['bad rows'] += 1
+        self.counts[kind] += 1
         if self.counts['bad rows'] > self.max_bad_rows:
             most = f'--max_bad_rows={self.max_bad_rows}'
             raise UserValueError(f'got {got} in {place}; need {need}; correct it, or allow more than {most}')
-        if self.counts['bad rows'] <= _MAX_NAMED:
+        if self.counts[kind] <= _MAX_NAMED:
             logging.warning('left out a row: got %s in %s; need %s', got, place, need)
 
     def found(self, kind: str, name: str, count: int) -> bool:

@@ -184,6 +184,8 @@ class Outcomes:
         else:
             order = slice(None, None, -1) if options.combine == 'first' else slice(None)
             decisions['reward'][of[order]] = found['reward'][order]  # the last write counts
+            if others := int(np.count_nonzero(found['reward'] != decisions['reward'][of])):
+                counts['outcomes with another reward than the one that counts'] += others
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
         counts['decisions without an outcome'] += int(np.count_nonzero(without))
         decisions['reward'][without] = options.default_reward or 0.0
