@@ -310,6 +310,18 @@ def test_files_rotate_and_old_ones_are_deleted(tmp_path):
     assert list(tmp_path.glob('.decisions-*')) == []
 
 
+def test_an_empty_file_does_not_hold_back_the_end_of_the_log(tmp_path):
+    """Where a server has begun a file of outcomes, the log ends: one that gets none would end it for ever."""
+    files = DecisionFiles(DecisionLogOptions(str(tmp_path), file_secs=1e-6), tmp_path / 'spool', 'outcomes')
+    files.begin()
+    assert len(list(tmp_path.glob('.outcomes-*'))) == 1
+    files.rotate()
+    assert list(tmp_path.iterdir()) == []
+    files.write(b'{}\n')
+    files.close()
+    assert lines_of(tmp_path, 'outcomes') == [{}]
+
+
 def test_files_go_to_a_store(tmp_path):
     pytest.importorskip('fsspec', reason='needs fsspec: the extra stores')
     log = DecisionLog(DecisionLogOptions(f'file://{tmp_path}/store', file_secs=0.01), tmp_path / 'spool')
