@@ -36,6 +36,7 @@ def _run_data(stop: threading.Event) -> None:
             **values_of(flags.FLAGS, 'policy', 'train_step', 'epsilon', 'temperature', 'gamma'),
             **values_of(flags.FLAGS, 'horizon', 'num_features'),
             **values_of(flags.FLAGS, 'largest_ratio', 'estimate_behaviour', 'seed', 'baseline_action'),
+            features=flags.FLAGS.feature_importance,
             low=flags.FLAGS.reward_low,
             high=flags.FLAGS.reward_high,
             whole=flags.FLAGS.whole_sessions,

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata, reader
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.extensions.product import evaluation
+from tflearn.extensions.product import evaluation, feature_importance
 from tflearn.extensions.product.estimates import Evaluation
 from tflearn.extensions.product.evaluation import OpeOptions, RecordedSteps
+from tflearn.extensions.product.feature_importance import By
 from tflearn.extensions.product.gate import GateOptions
 from tflearn.extensions.product.linear_models import MAX_INPUTS
 from tflearn.files.run_dir import RunDir
@@ -43,6 +45,7 @@ def evaluate_on_data(
     train_step: int | None = None,
     epsilon: float = 0.0,
     temperature: float = 1.0,
+    features: By | None = None,
     **options: Any,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Estimates the value of an exported policy from recorded episodes.
@@ -55,6 +58,8 @@ def evaluate_on_data(
       train_step: the train step of its version; None takes the run's result, else the newest.
       epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
       temperature: divides the logits of a policy that draws, as `tflearn-serve` has it.
+      features: whether to estimate what each part, or each number, of the observation is worth; see
+        `feature_importance`.
       **options: see `OpeOptions`.
 
     Returns:
@@ -82,7 +87,9 @@ def evaluate_on_data(
         low, high = int(specs.action.minimum), int(specs.action.maximum)
         names = tuple(words or map(str, range(low, high + 1)))
         recorded = dataclasses.replace(recorded, action_names=names)
-    found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
+    served = Served(epsilon, temperature)
+    shuffled = _shuffled(episodes, directories, specs, loaded, served, features, ope_options) if features else ()
+    found = evaluation.evaluate(recorded, ope_options, _bounds(specs), shuffled)
     if unknown := reader.with_unknown(dataset).get(reader.UNKNOWN):
         warning = f'no estimate or interval is about {unknown.num_episodes} more episodes, whose rewards are unknown'
         found = dataclasses.replace(found, warnings=(*found.warnings, warning))
@@ -254,6 +261,33 @@ def _recorded(
         choices,
         samples,
         even=even,
+    )
+
+
+def _shuffled(
+    episodes: Sequence[Any],
+    directories: Sequence[pathlib.Path],
+    specs: EnvironmentSpecs,
+    policy: LoadedPolicy,
+    served: Served,
+    by: By,
+    options: OpeOptions,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Returns what the policy does without each feature; see `feature_importance.shuffled_policies`."""
+    rows, lengths = joined(episodes)
+    mask = chosen_policy.mask_of(policy, specs)
+    known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
+    if not known.num_choices:
+        raise UserValueError(
+            f'got feature_importance for the action {specs.action}; need a single Discrete one; leave it out'
+        )
+    words = metadata.vocabularies(directories) or {}
+
+    def probabilities(observation: Any) -> np.ndarray:
+        return _of_choices(known, policy, rows._replace(observation=observation), lengths)
+
+    return feature_importance.shuffled_policies(
+        rows.observation, is_step(rows), probabilities, mask, by, words, options.seed
     )
 
 

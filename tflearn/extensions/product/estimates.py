@@ -5,6 +5,8 @@ from typing import Any
 
 from tflearn.extensions.product import estimators
 
+OF_FEATURES = ('importance sampling', 'doubly robust')  # the estimators of a feature's importance
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimates:
@@ -38,6 +40,26 @@ class Estimates:
 
 
 @dataclasses.dataclass(frozen=True)
+class Importance:
+    """What the policy's value loses if one feature is shuffled, see `feature_importance`.
+
+    Attributes:
+      estimates: by the estimator's name: the policy's less that without the feature.
+      interval: 95%, by empirical likelihood, whatever the estimator; None if it is not defined.
+    """
+
+    estimates: dict[str, float]
+    interval: tuple[float, float] | None
+
+    def line(self, name: str) -> str:
+        """Returns a row of the table."""
+        found = (self.estimates.get(each) for each in OF_FEATURES)
+        cells = ''.join(f'{"" if value is None else format(value, ".4g"):>20}' for value in found)
+        between = 'not defined' if self.interval is None else f'[{self.interval[0]:.4g}, {self.interval[1]:.4g}]'
+        return f'{name:32}{cells}  {between}'
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Estimates of a policy's value.
 
@@ -57,6 +79,8 @@ class Evaluation:
       warnings: what is missing, and what is not to be trusted.
       baselines: what the data say of policies that need no training, by their names; {} unless the
         action is a single Discrete one.
+      features: what each feature is worth to the policy, by its name, the most first; {} if it was
+        not asked for.
     """
 
     estimates: dict[str, float]
@@ -71,6 +95,7 @@ class Evaluation:
     behaviour: str
     warnings: tuple[str, ...]
     baselines: dict[str, Estimates] = dataclasses.field(default_factory=dict)
+    features: dict[str, Importance] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
         """Returns the table."""
@@ -92,6 +117,10 @@ class Evaluation:
         of = f'{self.num_rewarded} rewarded episodes of {self.num_episodes}'
         size = self.effective_sample_size
         lines.append(of if size is None else f'{of}, effective sample size {size:.1f}')
+        if self.features:
+            names = ''.join(f'{name:>20}' for name in OF_FEATURES)
+            lines.append(f'{"loss if the feature is shuffled":32}{names}  95% interval')
+        lines += [each.line(name) for name, each in self.features.items()]
         return '\n'.join([*lines, *(f'warning: {warning}' for warning in self.warnings)])
 
     def json(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from tflearn.core import confidence_sequences
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
-from tflearn.extensions.product import estimators, gate, linear_models
-from tflearn.extensions.product.estimates import Estimates, Evaluation
+from tflearn.extensions.product import estimators, feature_importance, gate, linear_models
+from tflearn.extensions.product.estimates import OF_FEATURES, Estimates, Evaluation, Importance
 from tflearn.extensions.product.estimators import Episodes, Estimator
 from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
 from tflearn.extensions.product.linear_models import MAX_INPUTS, by_choice, features_of
@@ -108,13 +108,19 @@ class RecordedSteps:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
-def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] = (-np.inf, np.inf)) -> Evaluation:
+def evaluate(
+    steps: RecordedSteps,
+    options: OpeOptions,
+    bounds: tuple[Any, Any] = (-np.inf, np.inf),
+    shuffled: Iterable[tuple[str, np.ndarray]] = (),
+) -> Evaluation:
     """Returns all estimates that the data and the policy allow, and those of the baselines.
 
     Args:
       steps: the data.
       options: how the policy is evaluated.
       bounds: the least and the greatest of each number of the actions, [K], which are within them.
+      shuffled: names of features, and the policy's probabilities of the choices without each, [S, A].
 
     Raises:
       ValueError: if there are fewer than two episodes, or none has a step, or there is no such
@@ -138,7 +144,7 @@ def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] 
     return Evaluation(
         found | own.estimates, intervals, own.no_interval, log.num_rewarded,
         own.effective_sample_size, log.num_episodes, int(steps.is_step.sum()), log.horizon,
-        options.gamma, log.origin, tuple(warnings), _baselines(log),
+        options.gamma, log.origin, tuple(warnings), _baselines(log), _importances(log, own, shuffled),
     )  # fmt: skip
 
 
@@ -321,6 +327,36 @@ class _Log:
     def expected_of(self, choices: np.ndarray) -> np.ndarray | None:
         """Returns the features of a policy with these probabilities of the choices, [S, A]."""
         return None if self._features is None else by_choice(self._features[0], choices)
+
+
+def _importances(log: _Log, own: Estimates, shuffled: Iterable[tuple[str, np.ndarray]]) -> dict[str, Importance]:
+    """Returns what each feature is worth, the most first, by the last estimator that there is."""
+    steps, rows, found = log.steps, np.arange(len(log.steps.rewards)), {}
+    for name, choices in shuffled:
+        with np.errstate(divide='ignore'):
+            log_target = np.log(choices[rows, steps.actions[:, 0].astype(int)])
+        without = log.estimates(log_target, log.expected_of(choices)).estimates
+        lost = {each: own.estimates[each] - without[each] for each in OF_FEATURES if each in without}
+        found[name] = Importance(lost, _importance_interval(log, log_target, choices, own.interval is not None))
+    size = lambda item: abs([*item[1].estimates.values(), 0.0][-1])  # noqa: E731
+    return dict(sorted(found.items(), key=size, reverse=True))
+
+
+def _importance_interval(
+    log: _Log, log_target: np.ndarray, choices: np.ndarray, is_defined: bool
+) -> tuple[float, float] | None:
+    """Returns the interval of a feature's importance; None unless the policy's own is defined, of single decisions."""
+    steps, low, high = log.steps, log.options.low, log.options.high
+    own, behaviour = steps.log_target, log.log_behaviour
+    if not is_defined or log.horizon > 1 or low is None or high is None or own is None or behaviour is None:
+        return None
+    counted = steps.is_step & (steps.times == 0)
+    weights = np.exp(own - behaviour)[counted], np.exp(log_target - behaviour)[counted]
+    differs = np.maximum(choices - steps.choices, 0).sum(axis=1)[counted]
+    clusters = None if steps.clusters is None else steps.clusters[steps.episodes[counted]]
+    rewards = (steps.rewards[counted] - low) / (high - low)
+    ends = feature_importance.interval(weights, rewards, differs, clusters)
+    return (high - low) * ends[0], (high - low) * ends[1]
 
 
 def _baselines(log: _Log) -> dict[str, Estimates]:
