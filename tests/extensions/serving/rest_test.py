@@ -169,19 +169,23 @@ def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
     module.act = tf.function(
         lambda country, age, seen: {'country': country, 'age': age, 'seen': seen},
         [
-            tf.TensorSpec([None], tf.int64, 'observation_country'),
+            tf.TensorSpec([None], tf.int64, 'observation_home_country'),
             tf.TensorSpec([None], tf.float32, 'observation_age'),
             tf.TensorSpec([None, 2], tf.int32, 'observation_seen'),
         ],
     )
     path = tmp_path / NAME / '1'
     tf.saved_model.save(module, str(path), signatures={'serving_default': module.act})
-    words = {'action': ['cup', 'pot'], 'observation.country': ['de', 'fr'], 'observation.seen': ['cup', 'lid', 'pot']}
+    words = {
+        'action': ['cup', 'pot'],
+        'observation.home-country': ['de', 'fr', 'true'],
+        'observation.seen': ['cup', 'lid', 'pot'],
+    }
     about = {'train_step': 1, 'vocabularies': words, 'missing': {'observation.age': -0.5}}
     (path / 'metadata.json').write_text(json.dumps(about))
 
     def row(country, age, seen):
-        return {'observation_country': country, 'observation_age': age, 'observation_seen': seen}
+        return {'observation_home_country': country, 'observation_age': age, 'observation_seen': seen}
 
     rows = [row('fr', None, ['pot', None]), row('xx', 34, ['jug', 'cup']), row(None, 1.5, [None, None])]
     need = [
@@ -196,6 +200,9 @@ def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
         assert (code, answer['outputs']['country'], answer['outputs']['age']) == (200, [2, 0, 0], [-0.5, 34, 1.5])
         code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [row('de', 'old', ['cup', 'lid'])]})
         assert (code, answer) == (400, {'error': 'got a text in observation_age; need float32'})
+        flags = [row(flag, 1, ['cup', 'lid']) for flag in (True, False)]
+        code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': flags})
+        assert (code, [each['country'] for each in answer['predictions']]) == (200, [3, 0])
 
 
 def test_labels_name_versions(tmp_path):

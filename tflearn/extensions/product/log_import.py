@@ -286,10 +286,11 @@ class _Order:
     def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
         """Counts rows; returns whether they are refused, and marks them then."""
         refused = self.report.found(kind, 'rows', len(which))
-        for i in which.tolist() if refused else ():
-            rows['bad'][i] = True
-            file, row = divmod(int(rows['row'][i]), ROWS_OF_A_FILE)
-            self.report.bad(f'{self.labels[file]}, row {row}', f'a {kind}', f'{need}, by --refuse')
+        if refused:
+            rows['bad'][which] = True
+            places = [divmod(row, ROWS_OF_A_FILE) for row in rows['row'][which].tolist()]
+            reason = f'a {kind}', f'{need}, by --refuse'
+            self.report.bad([(f'{self.labels[file]}, row {row}', *reason) for file, row in places])
         return refused
 
 

@@ -234,7 +234,7 @@ def _feature(name: str, value: Any) -> Feature:
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 LARGEST = float(np.finfo(np.float32).max)
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
-_MAX_NAMED = 3  # bad rows of each kind that are logged
+_MAX_NAMED = 10  # bad rows of each kind that are logged
 _MAX_NUMBERS = 1 << 18  # of a part of a row
 
 Vocabularies = Mapping[str, Sequence[str]]
@@ -258,17 +258,20 @@ class Report:
     warnings: list[str] = dataclasses.field(default_factory=list)
     actions: ActionTable = dataclasses.field(default_factory=ActionTable)
 
-    def bad(self, place: str, got: str, need: str) -> None:
-        """Counts a bad row; raises ValueError if that is one too many."""
-        column, separator, _ = got.partition(' = ')
-        kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
-        self.counts['bad rows'] += 1
-        self.counts[kind] += 1
-        if self.counts['bad rows'] > self.max_bad_rows:
-            most = f'--max_bad_rows={self.max_bad_rows}'
-            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or allow more than {most}')
-        if self.counts[kind] <= _MAX_NAMED:
-            logging.warning('left out a row: got %s in %s; need %s', got, place, need)
+    def bad(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Counts bad rows, each with its place, what was got and what is needed; raises ValueError for too many."""
+        room = self.max_bad_rows - self.counts['bad rows']
+        for place, got, need in rows:
+            column, separator, _ = got.partition(' = ')
+            kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
+            self.counts['bad rows'] += 1
+            self.counts[kind] += 1
+            if self.counts[kind] <= _MAX_NAMED and len(rows) <= room:
+                logging.warning('left out a row: got %s in %s; need %s', got, place, need)
+        if len(rows) > room:
+            place, got, need = rows[room]
+            more = f'allow more than --max_bad_rows={self.max_bad_rows}; {self.counts["bad rows"]} are bad so far'
+            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or {more}')
 
     def found(self, kind: str, name: str, count: int) -> bool:
         """Counts what `kind` of `REFUSALS` was found in a part; returns whether it is refused."""
@@ -455,8 +458,8 @@ class BlockChecks:
     def report_bad(self, label: str) -> None:
         """Reports all bad rows of a file with this name."""
         bad = {int(self.block.rows[i]): reason for i, reason in self.block.bad.items()}
-        for row, reason in sorted({**self.block.lost, **bad}.items()):
-            self._report.bad(f'{label}, row {row}', *reason)
+        all_of = sorted({**self.block.lost, **bad}.items())
+        self._report.bad([(f'{label}, row {row}', *reason) for row, reason in all_of])
 
     def numbers(self, feature: Feature, read: Any = table_values.numbers) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""

@@ -77,7 +77,7 @@ def to_array(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning | 
       meaning: what texts and nulls are, where the dtype is one of numbers.
     """
     wanted = np.dtype(dtype.as_numpy_dtype)
-    if values.dtype.kind == 'O' and (wanted.kind != 'O' or None in values.ravel().tolist()):
+    if values.dtype.kind in 'Ob' and (wanted.kind not in 'Ob' or None in values.ravel().tolist()):
         values = _understood(name, values, dtype, meaning or Meaning())
     if values.size and values.dtype.kind not in _KINDS[wanted.kind]:
         raise InvalidRequest(f'got {name} of {values.dtype}; need {dtype.name}')
@@ -93,8 +93,9 @@ def _understood(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning
     for value in values.ravel().tolist():
         if value is None and meaning.missing is not None and dtype != tf.string:
             found.append(meaning.missing if dtype.is_floating else int(meaning.missing))
-        elif isinstance(value, bytes) and meaning.numbers and dtype.is_integer:
-            found.append(meaning.numbers.get(value.decode(errors='replace'), 0))
+        elif isinstance(value, bytes | bool) and meaning.numbers and dtype.is_integer:
+            text = value.decode(errors='replace') if isinstance(value, bytes) else str(value).lower()
+            found.append(meaning.numbers.get(text, 0))
         elif value is None or isinstance(value, bytes):
             raise InvalidRequest(f'got {"null" if value is None else "a text"} in {name}; need {dtype.name}')
         else:

@@ -306,7 +306,7 @@ def _meanings(vocabularies: Mapping[str, Sequence[str]], missing: Mapping[str, f
     found = {name: Meaning(missing=number) for name, number in missing.items()}
     for name, words in vocabularies.items():
         found[name] = Meaning({word: number for number, word in enumerate(words, 1)}, 0)
-    return {name.replace('.', '_'): meaning for name, meaning in found.items()}
+    return {next(each for each, _ in signatures.flat({name: None})): meaning for name, meaning in found.items()}
 
 
 def _bounds(described: Any) -> dict[str, Bounds]:
