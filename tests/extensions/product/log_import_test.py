@@ -90,6 +90,17 @@ def episodes_of(directory):
     return list(EpisodeReader(Dataset([str(directory)])).episodes())
 
 
+def test_actions_of_numbers_have_densities(tmp_path, caplog):
+    """Discounts that were drawn evenly from 0 to 0.5, with a density of 2; what is no density is a bad row."""
+    mapped = "reward = 'r'\npropensity = 'p'\naction = {column = 'd', low = 0, high = 0.5}\n[observation]\nx = {}"
+    rows = [(0.1, 2.0, 1.0, 0.0), (0.4, 2.0, 0.0, 1.0), (0.2, 0.0, 0.0, 1.0), (0.3, 'inf', 0.0, 1.0)]
+    path = write(tmp_path, 'csv', rows, ('d', 'p', 'r', 'x'))
+    lines, data = import_logs(tmp_path, path, mapped=mapped, max_bad_rows=2)
+    found = np.concatenate([episode['policy_info.log_probability'][:1] for episode in episodes_of(data)])
+    np.testing.assert_allclose(found, np.log([2.0, 2.0]), rtol=1e-6)
+    assert 'bad rows: 2' in lines and 'need a density above 0' in caplog.text
+
+
 def test_a_probability_of_another_version_than_the_one_that_served_is_a_bad_row(tmp_path):
     names = ('item', 'x', 'r', 'p', 'served', 'by')
     rows = [('cup', 1.0, 1, 0.5, 7, '7'), ('pot', 2.0, 0, 0.5, 8, '7'), ('pot', 3.0, 0, 0.5, 8, None)]

@@ -301,6 +301,8 @@ class RowEncoder:
         self._num_actions = len(vocabularies.get(ACTION, ()))
         action = column_map.feature(ACTION)
         self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
+        # Numbers have a density in place of a probability, which is above 1 in a narrow range.
+        self._has_density = action is not None and action.kind == 'number'
         self.actions = dict(enumerate(vocabularies.get(ACTION, ()), self._start))
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
@@ -432,12 +434,14 @@ class RowEncoder:
         """Marks actions that were not possible, and probabilities that are none."""
         for each in self._map.features:
             column, values = each.columns[0], rows[each.name]
-            if each.name == 'propensity':
+            if each.name == 'propensity' and self._has_density:
+                one.mark(~((values > 0) & np.isfinite(values)), column, 'a density above 0')
+            elif each.name == 'propensity':
                 one.mark(~((values > 0) & (values <= 1)), column, 'a probability above 0, and at most 1')
             elif each.name == ACTION and each.kind == 'number':
                 low, high = each.bounds
                 outside = (values < low) | (values > high)
-                one.mark(outside.reshape(len(rows), -1).any(axis=1), column, f'{low:g} to {high:g}')
+                one.mark(outside.any(axis=tuple(range(1, outside.ndim))), column, f'{low:g} to {high:g}')
             elif each.kind == 'mask':
                 allowed = values[np.arange(len(rows)), rows[ACTION] - self._start] == 1
                 one.mark(~allowed, column, 'the action of the row among those that are allowed')
