@@ -165,8 +165,10 @@ def test_an_exported_policy_has_the_probabilities_of_its_train_step(name, tmp_pa
     legal = time_step.observation['mask']
     own = np.stack([_squarecb(row, 50.0) for row in _values(agent, _rows(12))])
     np.testing.assert_allclose(found, 0.9 * own + 0.1 * legal / legal.sum(axis=1, keepdims=True), rtol=1e-3)
-    drawn = {int(loaded.action(time_step)[0][1]) for _ in range(60)}
-    assert drawn == set(np.flatnonzero(legal[1])), 'its actions are draws'
+    many = tf.nest.map_structure(lambda leaf: np.repeat(leaf[2:3], 4_000, axis=0), time_step)
+    shares = np.bincount(loaded.action(many)[0], minlength=4) / 4_000
+    assert (np.abs(shares - own[2]) <= 5 * np.sqrt(own[2] / 4_000)).all(), 'its actions are draws'
+    assert np.count_nonzero(legal[2]) > 1
 
 
 def test_settings():
