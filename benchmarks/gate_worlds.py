@@ -13,35 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gate_sessions import sessions, slates
+from benchmarks.gate_units import Units, variance
 from tflearn.core import confidence_sequences as cs
 from tflearn.core.confidence_sequences import Variable
 
 SHARE = 0.06  # the margin, as a share of the incumbent's value
 LOOK = 500
 _ONE = np.ones(1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Units:
-    """The kinds of units of a world, while it is as it is.
-
-    Attributes:
-      chances: of each kind, [J].
-      variables: of the candidate's value less the incumbent's.
-      refuters: groups of variables that refute the log; the bets of a group are averaged first.
-      difference: the exact one.
-      variance: of one unit in a test of fixed size.
-      value: of the candidate, of a unit's step.
-      ends: two variables; their means are at most the value, and at most 1 less the value.
-    """
-
-    chances: np.ndarray
-    variables: Sequence[Variable]
-    refuters: Sequence[Sequence[Variable]]
-    difference: float
-    variance: float
-    value: float
-    ends: Sequence[Variable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +83,10 @@ def one_step(
         variables if is_known else variables[:1],
         [*([each] for each in cs.refuters(*weights, known if is_known else None)), of_actions],
         float(((candidate - incumbent) * values).sum()),
-        min(_variance(all_chances, each.values) for each in variables[1:]),
+        min(variance(all_chances, each.values) for each in variables[1:]),
         float((candidate * values).sum()),
         [Variable(weights[0] * np.nan_to_num(of), 0.0) for of in (rewards[reward], 1 - rewards[reward])],
     )
-
-
-def _variance(chances: np.ndarray, values: np.ndarray) -> float:
-    return float(chances @ values**2 - (chances @ values) ** 2)
 
 
 def greedy(actions: Sequence[int], num_actions: int, epsilon: float, none: Sequence[int] = ()) -> np.ndarray:
@@ -287,7 +262,7 @@ def users(difference: float, visits: int = 8) -> Units:
         found,
         [[mean(each)] for each in refuters],
         (1 - epsilon) * ((1 - regulars) * (new - rate) + regulars * (liked - rate)),
-        min(_variance(all_chances, each.values) for each in found[1:]),
+        min(variance(all_chances, each.values) for each in found[1:]),
         sum(weight * single.value for weight, single, _ in parts),
         [mean(each) for each in parts[0][1].ends],
     )
@@ -300,27 +275,6 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
     for first in range(total + 1):
         for rest in _compositions(total - first, parts - 1):
             yield (first, *rest)
-
-
-def sessions(length: int, difference: float, epsilon: float = 0.5, rate: float = 0.5) -> Units:
-    """Returns sessions of two actions, whose reward at the end depends on the first; the candidate differs in that."""
-    changed = rate + difference * length / (1 - epsilon)
-    taken = np.array(list(itertools.product((0, 1), repeat=length)))
-    log = np.array([1 - epsilon / 2, epsilon / 2])
-    ratios = np.ones(taken.shape)
-    ratios[:, 0] = (log[::-1] / log)[taken[:, 0]]
-    rates = np.where(taken[:, 0] == 1, changed, rate)
-    rewards = np.zeros((2 * len(taken), length))
-    rewards[len(taken) :, -1] = 1.0
-    chances = np.tile(log[taken].prod(axis=1), 2) * np.r_[1 - rates, rates]
-    ones = np.ones(rewards.shape)
-    weights = np.tile(ratios.cumprod(axis=1), (2, 1))
-    variables = cs.difference(weights, ones, rewards, np.ones(length), None)
-    plain = ((weights - 1) * rewards).mean(axis=1)
-    refuters = [[Variable(weights[:, -1] - 1, 1.0)]]
-    ends = [Variable((weights * of).mean(axis=1), 0.0) for of in (rewards, 1 - rewards)]
-    value = float(chances @ ends[0].values)
-    return Units(chances, variables, refuters, float(chances @ plain), _variance(chances, plain), value, ends)
 
 
 def _shop(
@@ -444,6 +398,10 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'bad outcomes 10%': _bad_outcomes(0.1),
     'items that vary': _simple(items, SHARE * 0.2),
     'items that vary, new ones 8%, bad': _simple(items, SHARE * 0.2, num_new=1),
+    'slates of 2': _simple(slates, SHARE * 0.18, 'slots'),
+    'slates of 3': _simple(slates, SHARE * 0.16, 'slots', slots=3),
+    'slates of 2, to the first click': _simple(slates, SHARE * 0.16, 'stop'),
+    'slates of 2, one reward': _simple(slates, SHARE * 0.32, 'slate'),
 }
 ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name]
 

@@ -9,7 +9,6 @@ from absl import flags
 from tflearn.core import extensions, preflight
 from tflearn.core.errors import UserValueError
 from tflearn.core.verbs import values_of
-from tflearn.files.run_dir import local_path, log_files
 
 from . import job_flags
 
@@ -105,15 +104,10 @@ def _import_logs(command: str, values: flags.FlagValues) -> str:
     preflight.import_quietly('tensorflow', 'gym')
     importing = extensions.load('import')
 
-    if command == 'import':
-        outcomes, paths = None, [local_path(path, '--from') for path in values['from'].value or ()]
-    else:
-        outcomes = values_of(values, *_JOINING)
-        outcomes['paths'] = log_files(values.outcomes, 'outcomes')
-        paths = log_files(values.decisions, source)
+    outcomes = {**values_of(values, *_JOINING), 'paths': values.outcomes} if command == 'join' else None
     job_flags.make_local('columns', 'output', 'vocabularies', values=values)
     return importing.import_logs(
-        paths,
+        values[source].value,
         pathlib.Path(values.columns),
         pathlib.Path(values.output),
         pathlib.Path(values.vocabularies) if values.vocabularies else None,

@@ -40,7 +40,6 @@ def run(*command: str | os.PathLike[str], cwd: pathlib.Path, timeout_secs: float
     environment = {
         name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'VIRTUAL_ENV', 'TFLEARN_PYTHON')
     }
-    environment['TPU_SKIP_MDS_QUERY'] = '1'  # this machine has no TPU
     done = subprocess.run(
         command, cwd=cwd, env=environment, text=True, capture_output=True, timeout=timeout_secs, check=False
     )

@@ -252,8 +252,9 @@ def test_a_log_becomes_a_served_policy(user):
     for place, program, words in commands:
         printed = user.run(place, program, words, *(steps if program == 'train_offline' else []))
     assert 'weighted' in printed
-    port = free_port()
-    with user.running(*server[1:], f'--port={port}'):
+    port, rest_port = free_port(), free_port()
+    (curl,) = [words for place, words in COMMANDS if place.startswith('your-logs.md') and words[0] == 'curl']
+    with user.running(*server[1:], f'--port={port}', f'--rest_port={rest_port}'):
         wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
         ask = [sys.executable, 'ask_shop.py', f'localhost:{port}']
         answers = []
@@ -265,7 +266,10 @@ def test_a_log_becomes_a_served_policy(user):
             return answers[-1].returncode == 0
 
         wait_until(answered, lambda: f'an answer: {answers and answers[-1].stderr}', DEADLINE_SECS)
+        curl = [word.replace('8501', str(rest_port)) for word in curl]
+        by_rest = subprocess.run([*curl, '-s'], capture_output=True, timeout=DEADLINE_SECS).stdout
     assert answers[-1].stdout.splitlines()[-1] == 'cup 300'
+    assert json.loads(by_rest) == {'predictions': [2]}  # pot, of cup, lid and pot
 
 
 def test_a_file_of_vowpal_wabbit_becomes_a_served_policy(user):

@@ -68,6 +68,7 @@ METADATA = {
     'observation_names': ['observation'],
     'action_mask': 'mask',
     'vocabularies': {'color': ['red', 'blue']},
+    'missing': {'observation.age': 0.0},
     'trained_on': [{'path': 'a', 'digest': 'ab', 'split': {'by': 'id'}, 'from': []}],
 }
 STATES = {
@@ -90,6 +91,7 @@ DESCRIPTION = {
         },
         'recordings': [{'episodes': 1, 'returns': {'mean': 1.0, 'least': 1.0, 'greatest': 1.0}}],
         'stated': {'low': 0, 'high': 1.0, 'whole': True},
+        'missing': {'observation.age': 0.0},
         'copied_from': [{'path': 'a', 'digest': 'ab', 'split': {}, 'from': []}],
     },
 }

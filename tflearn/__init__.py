@@ -5,11 +5,12 @@ no TensorFlow.
 """
 
 import ast
+import itertools
 import os
 import pathlib
 import sys
 import warnings
-from importlib import metadata
+from importlib import metadata, util
 from typing import Any
 
 from tflearn.core.errors import UserImportError
@@ -73,6 +74,22 @@ def _use_keras_2() -> None:
         )
 
 
+def _use_no_tpu_metadata(root: pathlib.Path = pathlib.Path('/')) -> None:
+    """Makes TensorFlow for TPUs ask no metadata server where there is no TPU: its import would wait for minutes.
+
+    libtpu reads this variable when it is loaded. A TPU is a PCI device of Google, which a container
+    may only see as a device file.
+
+    Args:
+      root: of the file system.
+    """
+    vendors = (file.read_text().strip() for file in root.glob('sys/bus/pci/devices/*/vendor'))
+    devices = itertools.chain(root.glob('dev/accel*'), root.glob('dev/vfio/*'))
+    if util.find_spec('libtpu') and '0x1ae0' not in vendors and not any(devices):
+        os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+
+
 _warn_of_namesake()
+_use_no_tpu_metadata()
 if sys.version_info >= (3, 12):  # where TensorFlow is 2.21
     _use_keras_2()

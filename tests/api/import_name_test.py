@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import tflearn
+
 CHECKOUT = pathlib.Path(__file__).parents[2]
 
 
@@ -43,3 +45,34 @@ def test_programs_refuse_another_package_of_that_name(tmp_path, text):
         assert done.stderr.count('\n') == 1
     else:  # a folder without __init__.py hides nothing
         assert run('-m', 'scripts.launch', '--help', first=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ('given', 'device', 'expected'),
+    [
+        (None, None, '1'),
+        ('0', None, '0'),
+        (None, 'dev/accel0', None),
+        (None, 'dev/vfio/0', None),
+        (None, 'sys/bus/pci/devices/0000:00:05.0/vendor', None),
+    ],
+)
+def test_libtpu_asks_for_metadata_where_there_is_a_tpu_alone(tmp_path, monkeypatch, given, device, expected):
+    """Where there is none, TensorFlow for TPUs would wait for a server of Google's cloud at its import."""
+    (tmp_path / 'libtpu').mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv('TPU_SKIP_MDS_QUERY', raising=False)
+    if given:
+        monkeypatch.setenv('TPU_SKIP_MDS_QUERY', given)
+    if device:
+        (tmp_path / device).parent.mkdir(parents=True)
+        (tmp_path / device).write_text('0x1ae0\n')
+    tflearn._use_no_tpu_metadata(tmp_path)
+    assert os.environ.get('TPU_SKIP_MDS_QUERY') == expected
+
+
+def test_import_tflearn_decides_it(tmp_path):
+    program = "import os, tflearn; print(os.environ.get('TPU_SKIP_MDS_QUERY'))"
+    assert run('-c', program, first=tmp_path).stdout == f'{os.environ.get("TPU_SKIP_MDS_QUERY")}\n'
+    (tmp_path / 'libtpu').mkdir()
+    assert run('-c', program, first=tmp_path).stdout == '1\n'

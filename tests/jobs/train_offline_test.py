@@ -13,6 +13,7 @@ from tests.data import data_sets
 from tests.testing import lanes, written_summaries
 from tflearn.agents import dqn, linear_bandit
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.data import columns
 from tflearn.data.reader import Dataset
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import train_offline as job
@@ -100,6 +101,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp('trained')
     data_sets.write(folder / 'log', 60)
     write_json(folder / 'log' / 'vocabularies.json', WORDS)
+    columns.write_metadata(folder / 'log', {'missing': {'observation.age': -1.0}})
     summarized = LearnerOptions(checkpoint_interval_steps=20, summaries=SummaryOptions(20))
     return train(folder / 'run', folder / 'log', learner_options=summarized)
 
@@ -121,6 +123,7 @@ def test_what_the_data_say_goes_with_the_policy_and_with_what_begins_with_it(tra
     second = train(tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
     found = external.load(second.policy('greedy_policy')).metadata
     assert found['vocabularies'] == {**WORDS, 'action': ['cup', 'pot', 'lid']}
+    assert found['missing'] == {'observation.age': -1.0}
     first = external.load(trained.policy('greedy_policy')).metadata['trained_on']
     assert [each['path'] for each in found['trained_on']] == [str(tmp_path / 'decisions'), first[0]['path']]
 

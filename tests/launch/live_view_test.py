@@ -2,10 +2,12 @@
 
 import dataclasses
 import io
+import re
 import sys
 import time
 import types
 
+import pytest
 from rich.console import Console
 
 from tests.launch.example_reports import example_run
@@ -89,12 +91,18 @@ def test_writes_events_above_the_view():
     assert lines[1] == '      [bold]nan[/bold] in x[0]'
 
 
-def test_a_notebook_draws_in_one_place(monkeypatch, capsys):
+@pytest.fixture
+def shown(monkeypatch):
+    """What a notebook is given to show."""
     from IPython import display
 
     shown = []
     handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data))
     monkeypatch.setattr(display, 'display', lambda data, **_: (shown.append(data), handle)[1])
+    return shown
+
+
+def test_a_notebook_draws_in_one_place(shown, capsys):
     view = NotebookView('runs/cartpole', sys.stdout)
     view.event('begins')
     for _ in range(2):
@@ -103,3 +111,31 @@ def test_a_notebook_draws_in_one_place(monkeypatch, capsys):
     assert 'runs/cartpole' in shown[0]['text/html'] and '12,400 of 20,000' in shown[1]['text/html']
     assert shown[0]['text/plain'].startswith('train steps 12,400 of 20,000')
     assert capsys.readouterr().out.endswith('begins\n')
+
+
+def contrast(one, other):
+    """Returns the contrast of two colours, by WCAG 2: 21 of black on white."""
+
+    def luminance(colour):
+        parts = (int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4))
+        red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    least, greatest = sorted(luminance(colour) for colour in (one, other))
+    return (greatest + 0.05) / (least + 0.05)
+
+
+@pytest.mark.parametrize('background', ['ffffff', '111111'])  # of JupyterLab's two themes
+def test_a_notebook_can_be_read_light_and_dark(shown, background):
+    states = ('running', 'died', 'waiting for x', 'finished', 'stopping')
+    jobs = [dataclasses.replace(job, state=state) for job, state in zip(example_run().jobs, states, strict=True)]
+    NotebookView('runs/cartpole', sys.stdout).show(RunReport(tuple(jobs), 2.0))
+    colours = set(re.findall(r'(?<![-\w])color: #(\w+)', shown[0]['text/html']))
+    assert len(colours) >= 5
+    assert {colour for colour in colours if contrast(colour, background) < 3.5} == set()
+
+
+def test_a_notebook_leaves_nothing_out(shown):
+    NotebookView('runs/cartpole', sys.stdout).show(example_run())
+    assert 'overflow-x: auto' in shown[0]['text/html']
+    assert shown[0]['text/html'].count('writing 9%') == 2

@@ -99,8 +99,8 @@ def test_a_run_that_continues_takes_the_batches_that_are_left(tmp_path, make_age
         assert set(taken[:epoch]) == set(range(epoch)), 'each once an epoch'
 
 
-def _fixed(start=0):
-    numbers = np.arange(start, NUM_BATCHES)
+def _fixed(start=0, count=NUM_BATCHES):
+    numbers = np.arange(start, count)
     spec = tf.TensorSpec((), tf.int64)
     return without_autotuning(
         tf.data.Dataset.from_generator(lambda: iter(numbers), output_signature=spec).map(_element)
@@ -128,21 +128,28 @@ def test_what_tensorflow_cannot_save_is_named_and_begins_again(tmp_path, make_ag
     assert caplog.messages.count(line) == 1
 
 
-def test_a_dataset_that_skips_what_was_consumed(tmp_path, make_agent, caplog):
-    taken, calls = [], []
+@pytest.mark.parametrize('kind', ['default', pytest.param('mirrored:2', marks=SLOW)])
+def test_a_dataset_that_skips_what_was_consumed(tmp_path, make_agent, caplog, kind):
+    taken, calls, strategy = [], [], strategies.make(kind)
+    batches = functools.partial(_fixed, count=NUM_BATCHES * strategy.num_replicas_in_sync)
 
     def dataset_fn(context, consumed):
         calls.append(consumed)
-        return _fixed(consumed)
+        return batches(consumed)
 
-    learner = lambda: Learner(make_agent(), dataset_fn, RunDir(tmp_path), options=_options(taken))  # noqa: E731
+    def learner():
+        agent = make_agent(strategy)
+        return Learner(agent, dataset_fn, RunDir(tmp_path), strategy=strategy, options=_options(taken))
+
     with learner() as first:
         assert first.run(3).num_steps == 3
-        first.loss()
+        first.loss()  # takes a batch for each replica
     with learner() as second:
         assert second.run(20).num_steps == 6
-    assert taken == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    assert calls == [0, 0, 4]
+    replicas = strategy.num_replicas_in_sync
+    left = [number for number in range(NUM_BATCHES * replicas) if number // replicas != 3]
+    assert sorted(taken) == left and set(taken[: 3 * replicas]) == set(left[: 3 * replicas])
+    assert calls == [0, 0, 4 * replicas]
     assert not [line for line in caplog.messages if 'begins again' in line]
 
 

@@ -1,4 +1,4 @@
-"""Two processes on this machine that train together, by TF_CONFIG: their results, how they stop, and how they fail."""
+"""Two processes on this machine that train together, by TF_CONFIG: results, positions in data, stops and failures."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.learner import worker_program
+from tests.learner import position_program, worker_program
 from tests.testing import forks
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.core.waiting import wait_until
@@ -21,9 +21,9 @@ DEADLINE_SECS = 240
 
 
 class Cluster:
-    """Two processes of worker_program, each with its log; those that still run at the end are killed."""
+    """Two processes of a program, each with its log; those that still run at the end are killed."""
 
-    def __init__(self, directory, event):
+    def __init__(self, directory, *arguments, program='tests.learner.worker_program'):
         directory.mkdir(exist_ok=True)
         self.directory, self.logs, self.processes = directory, [], []
         addresses = [free_address() for _ in range(2)]
@@ -31,8 +31,8 @@ class Cluster:
             config = {'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': worker}}
             environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '', 'TF_CONFIG': json.dumps(config)}
             self.logs.append(directory / f'{worker}.log')
-            program = 'tests.learner.worker_program'
-            self.processes.append(forks.start(program, directory, event, log=self.logs[-1], env=environment))
+            log = self.logs[-1]
+            self.processes.append(forks.start(program, directory, *arguments, log=log, env=environment))
 
     def __enter__(self):
         return self
@@ -129,6 +129,29 @@ def _kill(cluster, victim):
     assert status not in (0, -signal.SIGKILL)
     # TensorFlow's own service may end the process first.
     assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
+
+
+@pytest.mark.slow  # the first test resumes a plain dataset
+@pytest.mark.parametrize('pipeline', ['shuffled', 'interleaved', 'generated', 'unsaved'])
+def test_each_worker_takes_the_batches_that_are_left_of_its_part(tmp_path, pipeline):
+    logs = []
+    for steps in (13, 7, 10):  # three epochs of ten batches each
+        with Cluster(tmp_path, pipeline, steps, program='tests.learner.position_program') as cluster:
+            for worker in (0, 1):
+                status, log = cluster.end(worker)
+                assert status == 0, log[-3000:]
+                logs.append(log)
+    for worker in (0, 1):
+        numbers = np.loadtxt(tmp_path / f'{worker}.txt', dtype=int).tolist()
+        own = list(range(worker, 2 * position_program.NUM_BATCHES, 2))
+        if pipeline == 'unsaved':
+            assert numbers == [*own, *own[:3], *own[:7], *own]
+            assert 'the position in the dataset is in no checkpoint (TensorFlow cannot save' in logs[worker]
+            assert 'after 13 batches of the dataset: it begins again' in logs[2 + worker]
+            continue
+        for epoch in (numbers[:10], numbers[10:20], numbers[20:]):
+            assert sorted(epoch) == own
+        assert 'begins again' not in ''.join(logs)
 
 
 @pytest.mark.slow  # tests/runs/multi_worker_test.py does so with tflearn-train

@@ -18,6 +18,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
+from tflearn.agents import value_exploration
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem, check_experience
 from tflearn.core import agent_data, strategies
@@ -70,6 +71,7 @@ def make_agent(
     conservative_weight: float = 0.0,
     demonstration_margin: float = 0.0,
     epsilon: float | schedules.Schedule = 0.1,
+    exploration: value_exploration.ByValues | None = None,
     target_update_period: PositiveInt = 100,
     target_update_tau: PositiveFraction = 1.0,
     huber: bool = True,
@@ -104,6 +106,8 @@ def make_agent(
         others, if the item is one of `Initial.demonstrations`: a loss of such items besides the
         others' (Hester et al. 2018, "Deep Q-learning from Demonstrations", arXiv 1704.03732,
         equation 2; 0.8 in the paper). 0 has none.
+      exploration: `SquareCB` or `Boltzmann` draw actions by their values, in place of `epsilon`; None
+        is epsilon-greedy.
       huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.;
         else its square. With a distribution it has no meaning.
       debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes
@@ -130,6 +134,7 @@ def make_agent(
         conservative_weight=conservative_weight,
         demonstration_margin=demonstration_margin,
         noise=noise,
+        exploration=exploration,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=problem.scheduled(epsilon),
         n_step_update=problem.experience.slicing.sequence_length - 1,
@@ -174,10 +179,14 @@ class _DqnAgent(dqn_agent.DqnAgent):
         conservative_weight: float = 0.0,
         demonstration_margin: float = 0.0,
         noise: noisy.Noise | None = None,
+        exploration: value_exploration.ByValues | None = None,
         **kwargs: Any,
     ):
-        """Takes DqnAgent's arguments, weight and margin of `make_agent`, and the noise of the networks' layers."""
+        """Takes DqnAgent's arguments, those of `make_agent`, and the noise of the networks' layers."""
         super().__init__(*args, **kwargs)
+        if exploration is not None:
+            values, step = self.policy.wrapped_policy, self.train_step_counter
+            self._collect_policy = value_exploration.ValuePolicy(values, exploration, step)
         self._conservative_weight, self._margin, self._noise = conservative_weight, demonstration_margin, noise
         self._draws = Draws(self.train_step_counter)
         if noise:

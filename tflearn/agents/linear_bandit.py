@@ -1,4 +1,4 @@
-"""Linear contextual bandits, LinUCB and Thompson sampling: a ridge regression's posterior instead of a network.
+"""Linear contextual bandits: LinUCB, Thompson sampling, SquareCB. A ridge regression's posterior instead of a network.
 
 Li et al. 2010, "A Contextual-Bandit Approach to Personalized News Article Recommendation" (arXiv
 1003.0146); Agrawal and Goyal 2013, "Thompson Sampling for Contextual Bandits with Linear Payoffs"
@@ -8,6 +8,7 @@ it was taken, and the prior precision lambda:
   A = lambda I + sum of x x^T,   b = sum of r x,   theta = A^-1 b
   'ucb'        argmax_a  theta^T x_a + alpha sqrt(x_a^T A^-1 x_a)             Li et al., equations 4 and 5
   'thompson'   argmax_a  mu^T x_a,  mu drawn from N(theta, alpha^2 A^-1)      Agrawal and Goyal, algorithm 1, v = alpha
+  `SquareCB`   drawn by the gaps between the theta^T x_a, see `value_exploration`
 
 Without features of the arms, x_a is the observation, and each arm has its own A and b (Li et al.,
 algorithm 1). With them there is one A and b for all arms, as in Agrawal and Goyal, and x_a is the
@@ -52,7 +53,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.agents import parts
+from tflearn.agents import parts, value_exploration
 from tflearn.agents.algorithm import Example
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core import moments
@@ -65,7 +66,7 @@ from tflearn.networks import encoder, spec_checks
 
 EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
 
-Exploration = Literal['ucb', 'thompson']
+Exploration = Literal['ucb', 'thompson'] | value_exploration.ByValues
 
 NUM_DRAWS, _AT_ONCE = 1_000, 100  # of the posterior, for the probabilities of Thompson sampling
 _TIE = 1e-9  # scores that differ by less are equal
@@ -76,7 +77,8 @@ class LinearOptions:
     """The posterior and what it is used for; see the module.
 
     Attributes:
-      exploration: how the collect policy chooses.
+      exploration: how the collect policy chooses: by the posterior, or with `SquareCB` or `Boltzmann`
+        by its mean alone.
       alpha: the factor of the posterior's deviation in that choice, in the unit of rewards, at
         least 0.
       prior_precision: lambda, above 0: the weight of the prior, which is that all rewards are 0.
@@ -95,7 +97,10 @@ EXAMPLE = Example(
     ('discrete',),
     data=('uniform', 'queue', 'recorded'),
     network=None,
-    variants={'thompson': {'settings': {'options': LinearOptions('thompson')}}},
+    variants={
+        'thompson': {'settings': {'options': LinearOptions('thompson')}},
+        'squarecb': {'settings': {'options': LinearOptions(value_exploration.SquareCB())}},
+    },
 )
 
 
@@ -250,7 +255,10 @@ class LinearBanditAgent(parts.PartsAgent):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
         self._contexts, self._mask = contexts, mask
         self._posterior = _Posterior(contexts.num_models, contexts.size, options.prior_precision, options.discount)
-        kinds = ('greedy', options.exploration)
+        exploration: Any = options.exploration
+        if not isinstance(exploration, str):
+            exploration = value_exploration.logits_of(exploration, problem.train_step)
+        kinds = ('greedy', exploration)
         policy, collect_policy = (
             LinearBanditPolicy(problem.specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
         )
@@ -295,7 +303,10 @@ class LinearBanditAgent(parts.PartsAgent):
 
 
 class LinearBanditPolicy(tf_policy.TFPolicy):
-    """Chooses the legal arm of the highest score: by theta alone, by its upper bound, or by a draw of the posterior."""
+    """Chooses the legal arm of the highest score: by theta alone, by its upper bound, or by a draw of the posterior.
+
+    Or it draws arms by their scores.
+    """
 
     def __init__(
         self,
@@ -303,17 +314,20 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
         contexts: _Contexts,
         posterior: _Posterior,
         mask: ActionMask | None,
-        kind: str,
+        kind: str | Callable[[tf.Tensor], tf.Tensor],
         alpha: float,
     ):
-        """Takes what the agent has; `kind` is 'greedy' or an `Exploration`."""
-        super().__init__(
-            specs.time_step, specs.action, observation_and_action_constraint_splitter=mask, name=f'{kind}_policy'
-        )
+        """Takes what the agent has; `kind` is 'greedy', 'ucb', 'thompson', or makes logits of the scores."""
+        name = f'{"values" if callable(kind) else kind}_policy'
+        super().__init__(specs.time_step, specs.action, observation_and_action_constraint_splitter=mask, name=name)
         self._contexts, self._posterior, self._kind, self._alpha = contexts, posterior, kind, alpha
 
     def _variables(self) -> list[tf.Variable]:
-        return [self._posterior.theta, *([] if self._kind == 'greedy' else [self._posterior.root])]
+        return [self._posterior.theta, *([self._posterior.root] if self._has_deviations else [])]
+
+    @property
+    def _has_deviations(self) -> bool:
+        return self._kind in ('ucb', 'thompson')
 
     def scores(self, observation: Any) -> tf.Tensor:
         """Returns the arms' scores [B, K] of observations [B, ...] without a mask; see the module.
@@ -325,7 +339,7 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
     def _moments(self, observation: Any, mask: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the means of scores, [B, K], the lowest number for arms that are not legal, and x^T root, [B, K, D].
 
-        The greedy policy needs no root, and has the means twice.
+        What needs no root has the means twice.
         """
         dtype = tf.float32 if self._kind == 'greedy' else tf.float64
         x, shared = self._contexts(observation, dtype), self._contexts.is_shared
@@ -333,14 +347,14 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
         means = tf.linalg.matvec(x, theta[0]) if shared else tf.linalg.matmul(x, theta, transpose_b=True)
         if mask is not None:
             means = tf.where(tf.cast(mask, tf.bool), means, dtype.min)
-        if self._kind == 'greedy':
+        if not self._has_deviations:
             return means, means
         root = self._posterior.root
         return means, x @ root[0] if shared else tf.einsum('bd,kde->bke', x, root)
 
     def _draws(self, means: tf.Tensor, deviations: tf.Tensor) -> Callable[..., tf.Tensor]:
         """Returns a function that draws scores [B, K], or so many of them, [N, B, K]."""
-        if self._kind == 'greedy':
+        if not self._has_deviations:
             return lambda: means
         batch, arms, size = tf.unstack(tf.shape(deviations))
         shared = self._contexts.is_shared
@@ -379,6 +393,8 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
         return self._moments(observation) if splitter is None else self._moments(*splitter(observation))
 
     def _action(self, time_step: ts.TimeStep, policy_state: Any, seed: Any = None) -> policy_step.PolicyStep:
+        if callable(self._kind):
+            return super()._action(time_step, policy_state, seed)
         scores = self._draws(*self._legal(time_step))()
         action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
         return policy_step.PolicyStep(action, policy_state)
@@ -389,7 +405,9 @@ class LinearBanditPolicy(tf_policy.TFPolicy):
         if self._kind == 'greedy':
             action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
             return policy_step.PolicyStep(tfp.distributions.Deterministic(action), policy_state)
-        if self._kind == 'ucb':
+        if callable(self._kind):
+            logits = self._kind(scores)
+        elif self._kind == 'ucb':
             shares = tf.cast(scores >= tf.reduce_max(scores, axis=-1, keepdims=True) - _TIE, tf.float32)
             logits = tf.math.log(shares)
         else:

@@ -28,10 +28,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.policies import epsilon_greedy_policy, q_policy
+from tf_agents.policies import epsilon_greedy_policy, q_policy, tf_policy
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.agents import parts
+from tflearn.agents import parts, value_exploration
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
 from tflearn.core.action_mask import ActionMask, make_mask
@@ -102,6 +102,7 @@ def make_agent(
     dueling: bool = True,
     action_mask: str | None = None,
     epsilon: float | schedules.Schedule = 0.1,
+    exploration: value_exploration.ByValues | None = None,
     target_update_period: PositiveInt = 100,
     target_update_tau: PositiveFraction = 1.0,
 ) -> Agent:
@@ -116,6 +117,7 @@ def make_agent(
       network: the layers; (64,) units, before an LSTM of (64,).
       optimizer: the optimizer, of the part `r2d2`; 1e-3, clipped at 40.
       loss: the targets of the values, the burn-in, and the priorities.
+      exploration: as DQN has it; values are the rescaled ones of the network.
 
     Raises:
       ValueError: if the action is not one discrete number, the experience is a queue, or its
@@ -135,7 +137,7 @@ def make_agent(
     optimizers = problem.optimizers({'r2d2': 1e-3}, 40.0)
     networks = q_network('QNetwork'), q_network('TargetNetwork')
     targets = Targets([networks], target_update_tau, target_update_period)
-    return R2D2Agent(problem, networks, mask, optimizers, targets, loss, problem.scheduled(epsilon))
+    return R2D2Agent(problem, networks, mask, optimizers, targets, loss, problem.scheduled(epsilon), exploration)
 
 
 class R2D2Agent(parts.PartsAgent):
@@ -155,6 +157,7 @@ class R2D2Agent(parts.PartsAgent):
         targets: Targets,
         loss: R2D2Loss,
         epsilon: Any,
+        exploration: value_exploration.ByValues | None,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`. `networks` are the trained and the target."""
         self._options, self._action_mask = loss, mask
@@ -165,7 +168,9 @@ class R2D2Agent(parts.PartsAgent):
             self._network,
             observation_and_action_constraint_splitter=mask,
         )
-        explored = epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon)
+        explored: tf_policy.TFPolicy = epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon)
+        if exploration is not None:
+            explored = value_exploration.ValuePolicy(policy, exploration, problem.train_step)
         super().__init__(problem, explored, optimizers, targets, policy)
         self._stored_state = problem.experience.slicing.store_policy_state
 

@@ -235,6 +235,7 @@ class _Facts(TypedDict):
     recordings: NotRequired[list[_Recording]]
     copied_from: NotRequired[list[messages.Data]]
     stated: NotRequired[dict[str, float | bool]]
+    missing: NotRequired[dict[str, float]]
 
 
 class _Description(_Columns):

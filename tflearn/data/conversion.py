@@ -80,7 +80,7 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
     reader = readers['']
     reader.check_equal()
     facts = {metadata.COPIED: metadata.lineage(reader.directories), 'filter': dataclasses.asdict(dataset)}
-    facts[metadata.STATED] = metadata.stated(reader.directories)
+    facts |= metadata.kept(reader.directories)
     specs = columns.read_specs(reader.directories[0])
     with new_directory(output) as begun:
         counts = []

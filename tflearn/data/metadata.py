@@ -20,7 +20,9 @@ from tflearn.files.run_dir import read_json, write_json
 
 RECORDINGS, COPIED = 'recordings', 'copied_from'
 VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their categories
-STATED = 'stated'  # of data from logs: the range of the rewards and the longest episode, by the column map
+# Of data from logs: what the column map states of the rewards and episodes.
+STATED, SLOTS = 'stated', 'independent_slots'
+MISSING = 'missing'  # of data from logs: the numbers that stand for missing ones, by the column map
 TRAINED_ON = 'trained_on'  # of an exported policy: the `lineage` of its data
 _END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
@@ -76,10 +78,18 @@ def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | 
     return first if all(other == first for other in others) else None
 
 
-def stated(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
-    """Returns what all data sets state alike of their rewards and episodes: `low`, `high`, `longest`, `whole`."""
-    first, *others = (columns.read_metadata(directory).get(STATED, {}) for directory in directories)
+def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, Any]:
+    """Returns what all data sets state alike: `low`, `high`, `longest`, `whole`, `SLOTS`; see `gate.GateOptions`.
+
+    With `of=MISSING`: the numbers that stand for missing ones, by the names of their parts.
+    """
+    first, *others = (columns.read_metadata(directory).get(of, {}) for directory in directories)
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def kept(directories: Sequence[pathlib.Path]) -> dict[str, dict[str, Any]]:
+    """Returns what a data set that is made of others states as they do."""
+    return {key: stated(directories, key) for key in (STATED, MISSING)}
 
 
 def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:

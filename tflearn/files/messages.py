@@ -133,6 +133,7 @@ class Metadata(TypedDict):
     observation_names: NotRequired[list[str]]
     action_mask: NotRequired[str | None]
     vocabularies: NotRequired[dict[str, list[str]] | None]
+    missing: NotRequired[dict[str, float] | None]
     trained_on: NotRequired['list[Data] | None']
     gate: NotRequired[dict[str, Any] | None]
     graph: NotRequired[str]

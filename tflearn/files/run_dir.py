@@ -8,7 +8,7 @@ import re
 import secrets
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tflearn.core import extensions, forms
@@ -73,21 +73,6 @@ def local_path(path: str | os.PathLike[str], name: str, may_be_pattern: bool = F
             'choose another one'
         )
     return absolute
-
-
-def log_files(paths: Sequence[str], name: str) -> list[pathlib.Path]:
-    """Returns files of a log, and of directories the complete ones in their order, `<name>-*.jsonl`.
-
-    Raises:
-      ValueError: if a directory has none, or there is no such file.
-    """
-    found: list[pathlib.Path] = []
-    for path in (local_path(path, name) for path in paths):
-        inside = sorted(path.glob(f'{name}-*.jsonl')) if path.is_dir() else [path] if path.exists() else []
-        if not inside:
-            raise UserValueError(f'got {name}={path}; need a file, or a directory with {name}-*.jsonl')
-        found += inside
-    return found
 
 
 def is_inside(name: Any) -> bool:

@@ -186,7 +186,7 @@ def _checksum(dataset: Dataset) -> int:
 
 
 def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
-    """Returns for the metadata of policies what trained them, and the vocabularies of their categories.
+    """Returns for the metadata of policies what trained them, and what texts and missing values are to them.
 
     Logs of a policy's own decisions have its numbers of the categories: the vocabularies are those
     of the policy then.
@@ -195,11 +195,13 @@ def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     before: dict[str, Any] = {}
     if initial.policy:
         before = read_json(versions.find(pathlib.Path(initial.policy)) / versions.METADATA, messages.Metadata) or {}
-    found = {**(before.get(versions.VOCABULARIES) or {}), **(metadata.vocabularies(directories) or {})}
+    words = {**(before.get(versions.VOCABULARIES) or {}), **(metadata.vocabularies(directories) or {})}
+    missing = {**(before.get(versions.MISSING) or {}), **metadata.stated(directories, metadata.MISSING)}
     # A policy that begins with another one has learned from the other's data too.
     trained_on = [*metadata.lineage(directories), *(before.get(metadata.TRAINED_ON) or [])]
     trained_on = list({each['digest']: each for each in reversed(trained_on)}.values())[::-1]
-    return {metadata.TRAINED_ON: trained_on, **({versions.VOCABULARIES: found} if found else {})}
+    found = {versions.VOCABULARIES: words, versions.MISSING: missing}
+    return {metadata.TRAINED_ON: trained_on, **{key: value for key, value in found.items() if value}}
 
 
 class _FileSteps(Collectors):

@@ -9,11 +9,21 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from tflearn.launch.reports import JobReport, PlainView, RunReport, duration, metrics_line
 
-_TWO_COLUMNS_WIDTH, _NOTEBOOK_WIDTH = 80, 110
+_TWO_COLUMNS_WIDTH, _NOTEBOOK_WIDTH = 80, 120
+# A notebook is light or dark, and does not say which: these can be read on both.
+_RED, _GREEN, _YELLOW, _CYAN, _GREY = (220, 60, 60), (28, 136, 62), (158, 112, 0), (0, 131, 143), (127, 127, 127)
+_NOTEBOOK_THEME = TerminalTheme(
+    background=(255, 255, 255),
+    foreground=(0, 0, 0),
+    normal=[_GREY, _RED, _GREEN, _YELLOW, _GREY, _GREY, _CYAN, _GREY],
+)
+# Where the page is narrow, the view scrolls, not the page.
+_NOTEBOOK_FORMAT = '<pre style="line-height: 1.3; white-space: pre; overflow-x: auto">{code}</pre>'
 _COLOURS = {
     'running': 'green',
     'finished': 'cyan',
@@ -69,7 +79,7 @@ class NotebookView(PlainView):
 
         console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK_WIDTH, force_jupyter=False, highlight=False)
         console.print(draw(self._title, report, _NOTEBOOK_WIDTH))
-        html = console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.3">{code}</pre>')
+        html = console.export_html(theme=_NOTEBOOK_THEME, inline_styles=True, code_format=_NOTEBOOK_FORMAT)
         data = {'text/html': html, 'text/plain': metrics_line(report)}
         if self._handle is None:
             self._handle = display.display(data, raw=True, display_id=True)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import PositiveFloat, PositiveInt, checked
+from tflearn.core.settings import Finite, PositiveFloat, PositiveInt, checked
 from tflearn.core.train_step import EnvSteps
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
@@ -91,6 +91,36 @@ def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
             share = tf.clip_by_value((tf.cast(step, tf.float32) - start) / (end - start), 0.0, 1.0)
             result += (values[i + 1] - values[i]) * share
         return result
+
+    return value
+
+
+@checked
+def power(factor: PositiveFloat, exponent: Finite) -> Schedule:
+    """Returns the schedule factor * step^exponent; at train step 0 it is that of step 1.
+
+    Args:
+      factor: the value at step 1.
+      exponent: 0.5 grows with the root of the steps.
+
+    Returns:
+      A function from the train step (integer scalar) to a float32 scalar.
+    """
+    return lambda step: factor * tf.pow(tf.cast(tf.maximum(step, 1), tf.float32), exponent)
+
+
+def in_epochs(schedule: Schedule) -> Schedule:
+    """Returns a schedule that stays the same in each epoch, and epochs that double: 1, 2-3, 4-7, ... train steps.
+
+    It has the value of the epoch's first step, as FALCON's gamma has (Simchi-Levi and Xu 2020, arXiv
+    2003.12699, algorithm 1).
+    """
+    # From 2^0 to 2^62: counted, since a logarithm may be rounded to below a power.
+    starts = tf.constant([2**i for i in range(63)], tf.int64)
+
+    def value(step: tf.Tensor) -> tf.Tensor:
+        begun = tf.where(starts <= tf.cast(step, tf.int64), starts, 0)
+        return schedule(tf.reduce_max(begun))
 
     return value
 

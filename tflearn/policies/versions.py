@@ -21,6 +21,7 @@ from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
+MISSING = 'missing'  # a key of the metadata: the numbers that stand for missing ones, by the names of the inputs' parts
 VOCABULARIES = 'vocabularies'  # a key of the metadata: the values of each category, in the order of their numbers
 LATEST = 'latest'
 BEST = 'best'

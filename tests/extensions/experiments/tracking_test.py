@@ -171,26 +171,44 @@ def test_the_program_follows_a_run_to_its_end(run, tmp_path):
     assert f'gave {len(lines(run))} events of ' in (tmp_path / 'out').read_text()
 
 
-@pytest.mark.filterwarnings("ignore:html5lib's sanitizer")  # in TensorBoard's own copy
-def test_tensorboard_shows_the_settings_beside_the_metrics(run, tmp_path):
+def in_hparams(folder):
+    """Returns what the HParams page of TensorBoard asks for: the experiment, and the trials."""
     from tensorboard.plugins.hparams import hparams_plugin
 
+    events = plugin_event_multiplexer.EventMultiplexer()
+    events.AddRunsFromDirectory(str(folder))
+    events.Reload()
+    provider = data_provider.MultiplexerDataProvider(events, str(folder))
+    apps = hparams_plugin.HParamsPlugin(base_plugin.TBContext(data_provider=provider)).get_plugin_apps()
+    asked = {'startIndex': 0, 'sliceSize': 9, 'allowedStatuses': ['STATUS_SUCCESS'], 'colParams': []}
+    experiment = Client(apps['/experiment']).post(json={'experimentName': ''}).get_json(force=True)
+    groups = Client(apps['/session_groups']).post(json=asked).get_json(force=True)['sessionGroups']
+    return experiment, groups
+
+
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer")  # in TensorBoard's own copy
+def test_tensorboard_shows_the_settings_beside_the_metrics(run, tmp_path):
     track(run, 'hparams')
     run.end(20)
     track(run, 'hparams')
-    events = plugin_event_multiplexer.EventMultiplexer()
-    events.AddRunsFromDirectory(str(tmp_path / 'runs'))
-    events.Reload()
-    provider = data_provider.MultiplexerDataProvider(events, str(tmp_path / 'runs'))
-    plugin = hparams_plugin.HParamsPlugin(base_plugin.TBContext(data_provider=provider))
-    asked = {'startIndex': 0, 'sliceSize': 9, 'allowedStatuses': ['STATUS_SUCCESS'], 'colParams': []}
-    apps = plugin.get_plugin_apps()
-    experiment = Client(apps['/experiment']).post(json={'experimentName': ''}).get_json(force=True)
+    experiment, (group,) = in_hparams(tmp_path / 'runs')
     assert {'group': 'evaluate', 'tag': 'evaluate/mean_return'} in [each['name'] for each in experiment['metricInfos']]
-    (group,) = Client(apps['/session_groups']).post(json=asked).get_json(force=True)['sessionGroups']
     assert not {'discount', 'make_agent'} & group['hparams'].keys()
     assert group['hparams']['dqn.make_agent.gamma'] == 0.99 and group['hparams']['dqn.make_agent.double'] is True
     assert [each['status'] for each in group['sessions']] == ['STATUS_SUCCESS']
+
+
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer")
+def test_tensorboard_shows_each_seed_of_each_group(tmp_path):
+    for gamma in ('0.9', '0.99'):
+        run = Run(tmp_path / 'runs' / gamma / 'seed_1')
+        write_atomically(run.run_dir.config, CONFIG.replace('discount = 0.99', f'discount = {gamma}'))
+        run.end(20)
+        track(run, 'hparams')
+    _, groups = in_hparams(tmp_path / 'runs')
+    assert sorted(group['hparams']['dqn.make_agent.gamma'] for group in groups) == [0.9, 0.99]
+    assert [len(group['sessions']) for group in groups] == [1, 1]
+    assert {group['name'].split(' in ')[0] for group in groups} == {'0.9/seed_1', '0.99/seed_1'}
 
 
 def test_programs_that_only_read_runs_or_start_them_load_no_tensorflow():

@@ -263,3 +263,76 @@ def test_values_are_fitted_to_none_of_the_same_cluster():
         assert estimates == pytest.approx(click.mean(), abs=0.15)
         spread[name] = np.abs(estimates - click.mean()).mean()
     assert spread['users'] > 1.5 * spread['episodes'], spread
+
+
+RATES = np.array([[0.2, 0.6, 0.4], [0.8, 0.4, 0.6]])  # of clicks, [user, action]
+COMMON, PREFERS = np.array([0.25, 0.75]), np.array([[0.5, 0.3, 0.2], [0.2, 0.4, 0.4]])
+
+
+def of_decisions(user, action, reward, logged, target):
+    """Returns decisions of one step, of users whose one-hot vectors are observed; policies are [user, action]."""
+    both = lambda first: np.repeat(first, 2, axis=0)  # noqa: E731
+    end = np.tile([True, False], len(user))
+    of_rows, taken = both(user), both(action)
+    return dataclasses.replace(
+        small_mdp.recorded(small_mdp.draw(2, seed=0)),
+        lengths=np.full(len(user), 2),
+        observations=np.eye(len(logged))[of_rows],
+        is_step=end,
+        rewards=both(reward.astype(float)) * end,
+        discounts=np.zeros(2 * len(user)),
+        actions=taken[:, np.newaxis].astype(float),
+        log_behaviour=np.log(logged[of_rows, taken]),
+        log_target=np.log(target[of_rows, taken]),
+        choices=target[of_rows],
+        even=np.full((2 * len(user), logged.shape[1]), 1 / logged.shape[1]),
+        action_names=[f'action {i}' for i in range(logged.shape[1])],
+    )
+
+
+def test_baselines_are_exact_where_all_decisions_are_enumerated():
+    chances = COMMON[:, np.newaxis, np.newaxis] * PREFERS[:, :, np.newaxis] * np.stack([1 - RATES, RATES], axis=2)
+    counts = np.round(chances * 4_000).astype(int)
+    assert np.allclose(counts, chances * 4_000), 'all kinds of decisions, as often as they are likely'
+    kinds = np.repeat(np.indices(counts.shape).reshape(3, -1), counts.reshape(-1), axis=1)
+    steps = of_decisions(*kinds, PREFERS, np.array([[0.1, 0.1, 0.8], [0.3, 0.3, 0.4]]))
+    options = OpeOptions(low=0, high=1, num_features=9, baseline_action='action 1')
+    found = evaluate(steps, options)
+    of_actions = COMMON @ RATES
+    values = {'uniform': of_actions.mean(), 'best constant': of_actions.max(), 'always action 1': of_actions[1]}
+    assert list(found.baselines) == list(values)
+    for name, value in values.items():
+        baseline = found.baselines[name]
+        assert set(baseline.estimates) == {*found.estimates} - {'behaviour policy (mean return)'} - (
+            {'switch doubly robust'} if name == 'best constant' else set()
+        )
+        for estimator, estimate in baseline.estimates.items():
+            near = 1e-9 if 'IS' in estimator or estimator == 'importance sampling' else 0.01
+            assert estimate == pytest.approx(value, abs=near), (name, estimator)
+        low, high = baseline.interval
+        assert low < value < high < low + 0.15
+        assert f'95% interval of {name}: [{low:.4g}, {high:.4g}], effective sample size' in found.text()
+    assert "'action 0' for one half of the data and 'action 0' for the other" in found.text()
+    header = [line for line in found.text().splitlines() if line.startswith('estimator')]
+    assert header[0].endswith('uniform  best constant  always action 1')
+    saved = json.loads(json.dumps(found.json(), allow_nan=False))
+    assert saved['baselines']['uniform']['estimates']['weighted IS'] == pytest.approx(values['uniform'])
+    with pytest.raises(ValueError, match="got the baseline action 'b'; need one of action 0, action 1, action 2"):
+        evaluate(steps, dataclasses.replace(options, baseline_action='b'))
+    with pytest.raises(ValueError, match='need data with a single Discrete action'):
+        evaluate(dataclasses.replace(steps, even=None), options)
+
+
+def test_the_best_constant_action_is_not_better_than_it_is_since_it_was_lucky():
+    # Four actions that are alike: the best of their estimates is not what any of them is worth.
+    rng, even, found, lucky = np.random.default_rng(0), np.full((1, 4), 0.25), [], []
+    for _ in range(40):
+        action, reward = rng.integers(0, 4, 200), rng.random(200) < 0.5
+        steps = of_decisions(np.zeros(200, int), action, reward, even, even)
+        of_best = evaluate(steps, OpeOptions(num_features=12)).baselines['best constant'].estimates
+        found.append([of_best[name] for name in ('weighted IS', 'doubly robust', 'fitted Q evaluation')])
+        lucky.append(max(reward[action == i].mean() for i in range(4)))
+    errors = np.array(lucky) - 0.5
+    assert errors.mean() > 3.5 * errors.std(ddof=1) / np.sqrt(len(errors)), 'what is to be avoided'
+    errors = np.array(found) - 0.5
+    assert (np.abs(errors.mean(axis=0)) <= 3.5 * errors.std(axis=0, ddof=1) / np.sqrt(len(errors))).all()

@@ -178,7 +178,14 @@ def test_a_range_is_needed_and_never_taken_from_the_data():
 
 @pytest.mark.parametrize(
     'name',
-    ['failures 1%, margin 1%', 'users who return', 'probabilities 25% too low', 'bad outcomes 10%', 'items that vary'],
+    [
+        'failures 1%, margin 1%',
+        'users who return',
+        'probabilities 25% too low',
+        'bad outcomes 10%',
+        'items that vary',
+        'slates of 2',
+    ],
 )
 def test_a_candidate_that_is_worse_by_the_margin_rarely_passes_at_any_look(name):
     world = simulated.WORLDS[name](-1)

@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from tests.extensions.product.log_import_test import episodes_of, import_logs
 from tflearn.agents import linear_bandit
+from tflearn.agents.value_exploration import SquareCB
 from tflearn.core.errors import UserError
 from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.extensions.product import data_evaluation, promotion
+from tflearn.extensions.product import data_evaluation, log_files, promotion
 from tflearn.extensions.product.gate import GateOptions
-from tflearn.files.run_dir import RunDir, log_files, read_json
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies.exporter import PolicyExporter
 
 pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
@@ -165,7 +166,6 @@ WRONG = {
     'a weight': ('shared | a\n0:1:0.5 2.0 | b\n', 'got 1 labelled actions of 1'),
     'no probability': ('shared | a\n0:1 | b\n', "got the label '0:1'"),
     'probability 0': ('shared | a\n0:1:0 | b\n', 'probability = 0'),
-    'slots': ('ccb shared | a\nccb action | b\n', 'got 2 labelled actions of 2'),
     'no name': ('shared | :3\n0:1:0.5 | b\n', "shared = ':3'"),
     'not finite': ('shared | a:nan\n0:1:0.5 | b\n', "shared = 'a:nan'"),
     'many items': ('0:1:0.5 | a\n| b\n| c\n| d\n', "actions = ['a', 'b', 'c', 'd']"),
@@ -185,13 +185,12 @@ def test_a_wrong_decision_is_a_bad_row_by_name(tmp_path, caplog, name):
 
 
 def test_wrong_events_are_bad_rows_by_name(tmp_path, caplog):
-    lines = [*events(c={'_multi': [{}], '_slots': []}), '{"_label_cost": 1, "c": {"_multi": [{}]}}\n', '7\n', '{\n']
+    lines = ['{"_label_cost": 1, "c": {"_multi": [{}]}}\n', '7\n', '{\n']
     path = write(tmp_path, 'log.dsjson', ''.join([*events(), *lines]))
-    _, data = import_logs(tmp_path, path, mapped=MAP, max_bad_rows=7)
+    _, data = import_logs(tmp_path, path, mapped=MAP, max_bad_rows=3)
     assert len(episodes_of(data)) == 3
     messages = [each.getMessage() for each in caplog.records if 'left out a row' in each.getMessage()]
-    assert len(messages) == 7 and sum('several slots' in each for each in messages) == 4
-    assert all('need a decision' in each for each in messages)
+    assert len(messages) == 3 and all('need a decision' in each for each in messages)
 
 
 NESTED = """
@@ -251,11 +250,13 @@ def test_names_are_hashed_where_a_vocabulary_would_be_too_large(tmp_path, monkey
 # Two kinds of readers, with two or three articles each, of whom a click is known exactly.
 READERS = {'a': (3, {'p': (2, 8), 'q': (6, 8)}), 'b': (1, {'p': (4, 8), 'q': (2, 8), 'r': (8, 8)})}
 LOGGED = {'a': (3, 1), 'b': (2, 1, 1)}  # of 4
+GAMMA = 6.0
+SERVED = [('greedy_policy', 0.0), ('greedy_policy', 0.2), ('collect_policy', 0.1)]
 
 
 @pytest.fixture(scope='module')
 def enumerated(tmp_path_factory):
-    """A log that has each decision as often as it is likely, in VW's text; its data set, and a policy of it."""
+    """A log that has each decision as often as it is likely, in VW's text; its data set, and two policies of it."""
     folder, lines = tmp_path_factory.mktemp('enumerated'), []
     for reader, (often, articles) in READERS.items():
         for index, (clicks, of) in enumerate(articles.values()):
@@ -266,32 +267,42 @@ def enumerated(tmp_path_factory):
     mapped = 'reward_range = [0, 1]\n' + MAP
     _, data = import_logs(folder, write(folder, 'log.vw', '\n'.join(lines)), mapped=mapped)
     specs = columns.read_specs(data)
-    options = linear_bandit.LinearOptions(prior_precision=1e-3)
+    options = linear_bandit.LinearOptions(SquareCB(GAMMA), prior_precision=1e-6)
     agent = linear_bandit.make_agent(
         specs, create_train_step(), linear_bandit.EXPERIENCE, options=options, arm_features='items', action_mask='mask'
     )
     spec = columns.data_spec(specs)
     batch = EpisodeReader(Dataset([str(data)]), spec).episodes()
     agent.train(tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves)), *batch))
-    path = PolicyExporter(agent.policy, folder / 'run' / 'policies' / 'greedy_policy').export(1, {})
-    return RunDir(folder / 'run'), data, path
+    run_dir = RunDir(folder / 'run')
+    for name, policy in (('greedy_policy', agent.policy), ('collect_policy', agent.collect_policy)):
+        PolicyExporter(policy, run_dir.policy(name)).export(1, {})
+    return run_dir, data
 
 
-def exact(epsilon):
-    """Returns the values of the best policy, which explores, and of what logged."""
+def inverse_gaps(rates):
+    """Returns the probabilities with which SquareCB draws articles of these rates."""
+    others = 1 / (len(rates) + GAMMA * (rates.max() - rates))
+    others[rates.argmax()] = 0
+    return others + (1 - others.sum()) * (np.arange(len(rates)) == rates.argmax())
+
+
+def exact(policy, epsilon):
+    """Returns the values of the best policy, or of SquareCB, mixed with random actions, and of what logged."""
     both = np.zeros(2)
     for reader, (often, articles) in READERS.items():
         rates = np.array([clicks / of for clicks, of in articles.values()])
-        best = (1 - epsilon) * rates.max() + epsilon * rates.mean()
+        own = rates.max() if policy == 'greedy_policy' else inverse_gaps(rates) @ rates
+        best = (1 - epsilon) * own + epsilon * rates.mean()
         both += often / 4 * np.array([best, np.array(LOGGED[reader]) @ rates / 4])
     return both
 
 
-@pytest.mark.parametrize('epsilon', [0.0, 0.2])
-def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumerated, epsilon):
-    run_dir, data, _ = enumerated
-    found, _ = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, epsilon=epsilon)
-    value, logged = exact(epsilon)
+@pytest.mark.parametrize(('policy', 'epsilon'), SERVED)
+def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumerated, policy, epsilon):
+    run_dir, data = enumerated
+    found, _ = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, policy, epsilon=epsilon)
+    value, logged = exact(policy, epsilon)
     assert found.estimates['behaviour policy (mean return)'] == pytest.approx(logged, rel=1e-6)
     for name in ('importance sampling', 'weighted IS', 'per-decision IS', 'weighted per-decision IS'):
         assert found.estimates[name] == pytest.approx(value, rel=1e-6), name
@@ -299,12 +310,31 @@ def test_estimates_on_items_are_exact_where_all_decisions_are_enumerated(enumera
     assert low < value < high
 
 
-@pytest.mark.parametrize('epsilon', [0.0, 0.2])
-def test_the_gate_on_items_is_exact_where_all_decisions_are_enumerated(enumerated, epsilon):
-    _, data, path = enumerated
+def test_baselines_on_items_are_exact_where_all_decisions_are_enumerated(enumerated):
+    """A place that a decision does not have is even chance among its items."""
+    run_dir, data = enumerated
+    values = {f'always {place}': 0.0 for place in range(3)} | {'uniform': 0.0}
+    for often, articles in READERS.values():
+        rates = np.array([clicks / of for clicks, of in articles.values()])
+        values['uniform'] += often / 4 * rates.mean()
+        for place in range(3):
+            values[f'always {place}'] += often / 4 * (rates[place] if place < len(rates) else rates.mean())
+    for place in range(3):
+        found, facts = data_evaluation.evaluate_on_data(run_dir, [str(data)], {}, baseline_action=str(place))
+        for name in ('uniform', f'always {place}'):
+            assert found.baselines[name].estimates['importance sampling'] == pytest.approx(values[name], rel=1e-6)
+            low, high = found.baselines[name].interval
+            assert low < values[name] < high
+            assert facts['baselines'][name]['interval'] == [low, high]
+
+
+@pytest.mark.parametrize(('policy', 'epsilon'), SERVED)
+def test_the_gate_on_items_is_exact_where_all_decisions_are_enumerated(enumerated, policy, epsilon):
+    run_dir, data = enumerated
     served = data_evaluation.Served(epsilon=epsilon)
+    path = run_dir.policy(policy) / '1'
     verdict = promotion.judge(path, None, Dataset([str(data)]), GateOptions(margin=0.1), served)
-    value, logged = exact(epsilon)
+    value, logged = exact(policy, epsilon)
     assert verdict.candidate.value == pytest.approx(value, rel=1e-6)
     assert verdict.incumbent.value == pytest.approx(logged, rel=1e-6)
     assert verdict.candidate.mean_weight == pytest.approx(1.0, abs=1e-6)
@@ -323,7 +353,7 @@ def test_what_a_server_decides_among_items_is_joined(enumerated, tmp_path):
     from tflearn.extensions.serving.server import PolicyServer
     from tflearn.net.server_options import ServerOptions
 
-    run_dir, data, _ = enumerated
+    run_dir, data = enumerated
     models = Models(run_dir.root / 'policies', lambda path: ServedVersion(path, exploration=Exploration(0.5)))
     models.refresh()
     log = DecisionLog(DecisionLogOptions(str(tmp_path)), tmp_path / 'spool')
@@ -336,7 +366,7 @@ def test_what_a_server_decides_among_items_is_joined(enumerated, tmp_path):
     finally:
         server.close(0)
         log.close()
-    (decisions,) = log_files([str(tmp_path)], 'decisions')
+    (decisions,) = log_files.find([tmp_path], 'decisions')
     lines = [json.loads(line) for line in decisions.read_text().splitlines()]
     outcomes = [{'event_id': line['id'], 'reward': i, 'time': line['time']} for i, line in enumerate(lines)]
     paths = [write(tmp_path, 'clicks.jsonl', ''.join(json.dumps(each) + '\n' for each in outcomes))]

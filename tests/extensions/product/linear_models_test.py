@@ -15,7 +15,6 @@ def fit_all(horizon, gamma):
     used = np.flatnonzero(steps.is_step)
     taken = np.eye(2)[steps.actions[:, 0].astype(int)]
     rows = linear_models.Rows(
-        by_choice(steps.observations, taken)[used],
         by_choice(steps.observations, steps.choices),
         used,
         used + 1,
@@ -25,7 +24,9 @@ def fit_all(horizon, gamma):
     weights = np.repeat([episode[0] for episode in known], steps.lengths)[used]
     left = np.maximum(horizon - steps.times, 0)
     fits = np.stack([weights, weights], axis=1)
-    q_values, values, _ = linear_models.fit(rows, fits, horizon, left, gamma, ridge=1e-14)
+    features = by_choice(steps.observations, taken)[used]
+    regression = linear_models.Regression(features, fits, ridge=1e-14)
+    q_values, values, _ = linear_models.fit(regression, rows, horizon, left, gamma)
     states = steps.observations.argmax(axis=1)
     return q_values, values, states, steps.actions[used, 0].astype(int), used, left
 
@@ -43,8 +44,9 @@ def test_values_equal_dynamic_programming(horizon, gamma):
 def test_values_stay_within_what_rewards_can_sum_up_to():
     # One feature that grows from step to step: without limits the values would explode.
     features = np.array([[1.0], [10.0]])
-    rows = linear_models.Rows(features, features * 50, np.arange(2), np.arange(2)[::-1], np.ones(2), np.ones(2))
-    *_, clipped = linear_models.fit(rows, np.ones((2, 1)), 30, np.array([30, 7]), 1.0)
+    rows = linear_models.Rows(features * 50, np.arange(2), np.arange(2)[::-1], np.ones(2), np.ones(2))
+    regression = linear_models.Regression(features, np.ones((2, 1)))
+    *_, clipped = linear_models.fit(regression, rows, 30, np.array([30, 7]), 1.0)
     np.testing.assert_allclose(clipped[:, 0], [30, 7])
 
 

@@ -90,6 +90,17 @@ def episodes_of(directory):
     return list(EpisodeReader(Dataset([str(directory)])).episodes())
 
 
+def test_actions_of_numbers_have_densities(tmp_path, caplog):
+    """Discounts that were drawn evenly from 0 to 0.5, with a density of 2; what is no density is a bad row."""
+    mapped = "reward = 'r'\npropensity = 'p'\naction = {column = 'd', low = 0, high = 0.5}\n[observation]\nx = {}"
+    rows = [(0.1, 2.0, 1.0, 0.0), (0.4, 2.0, 0.0, 1.0), (0.2, 0.0, 0.0, 1.0), (0.3, 'inf', 0.0, 1.0)]
+    path = write(tmp_path, 'csv', rows, ('d', 'p', 'r', 'x'))
+    lines, data = import_logs(tmp_path, path, mapped=mapped, max_bad_rows=2)
+    found = np.concatenate([episode['policy_info.log_probability'][:1] for episode in episodes_of(data)])
+    np.testing.assert_allclose(found, np.log([2.0, 2.0]), rtol=1e-6)
+    assert 'bad rows: 2' in lines and 'need a density above 0' in caplog.text
+
+
 def test_a_probability_of_another_version_than_the_one_that_served_is_a_bad_row(tmp_path):
     names = ('item', 'x', 'r', 'p', 'served', 'by')
     rows = [('cup', 1.0, 1, 0.5, 7, '7'), ('pot', 2.0, 0, 0.5, 8, '7'), ('pot', 3.0, 0, 0.5, 8, None)]
@@ -211,13 +222,26 @@ def test_every_bad_row_is_named_in_a_line(bad_log):
     ended = run(*flags, f'--output={bad_log}/data', f'--max_bad_rows={len(BAD)}')
     assert ended.returncode == 0, ended.stderr
     named = {line.split('left out a row: ')[1] for line in ended.stderr.splitlines() if 'left out a row' in line}
-    for row, (_, got, need) in enumerate(list(BAD.values())[:10], 2 + len(ROWS)):
+    for row, (_, got, need) in enumerate(BAD.values(), 2 + len(ROWS)):
         assert any(line.startswith(f'got {got} in log.csv, row {row}; need {need}') for line in named), (got, named)
     assert f'bad rows: {len(BAD)}' in ended.stdout.splitlines()
+    kinds = dict(line.rsplit(': ', 1) for line in ended.stdout.splitlines() if line.startswith('bad rows that need '))
+    assert sum(map(int, kinds.values())) == len(BAD)
+    assert kinds['bad rows that need text in UTF-8 in country'] == '1'
     # Session a has bad rows, and is left out.
     (b,) = episodes_of(bad_log / 'data')
     assert b['observation.age'].tolist() == [40, -1, -1]
     assert 'episodes left out: 1' not in ended.stdout.splitlines()  # one of a, one of the row without a session
+
+
+def test_an_error_says_how_many_rows_are_bad(tmp_path):
+    mapped = "reward = 'clicks'\npropensity = 'p'\naction = {kind = 'integer', high = 2}\n[observation]\nx = {}\n"
+    rows = [*[('soon', 0.5, 1, 1)] * 30, *[(1, 1.3, 1, 1)] * 2, *[(1, 0.5, 1, 1)] * 3]
+    path = write(tmp_path, 'csv', rows, ('x', 'p', 'action', 'clicks'))
+    with pytest.raises(UserError, match=r'^got x = .soon. in log.csv, row 7; .*--max_bad_rows=5; 32 are bad so far$'):
+        import_logs(tmp_path, path, mapped=mapped, max_bad_rows=5)
+    lines, _ = import_logs(tmp_path, path, mapped=mapped, max_bad_rows=32)
+    assert 'bad rows: 32' in lines
 
 
 @pytest.mark.parametrize('name', BAD)
@@ -363,6 +387,8 @@ def test_the_range_the_longest_session_and_the_cluster_are_kept_for_the_gate(tmp
     split(Dataset([str(data)]), tmp_path / 'parts', 0.5, by='policy_info.cluster')
     for part in ('train', 'held_out'):
         assert metadata.stated([tmp_path / 'parts' / part]) == {'low': 0.0, 'high': 2.0, 'longest': 3}
+        missing = metadata.stated([tmp_path / 'parts' / part], metadata.MISSING)
+        assert missing == {'observation.age': -1, 'observation.prices': 0}
     _, other = import_logs(tmp_path, write(tmp_path, 'csv', rows), 'other', MAP)
     assert metadata.stated([data, other]) == {} == metadata.stated([other])
 

@@ -322,5 +322,5 @@ def test_an_object_in_place_of_a_list_is_a_bad_value(tmp_path):
     path = tmp_path / 'log.jsonl'
     path.write_text(json.dumps({'tags': {'x': 1}}) + '\n')
     tables = extensions.load('import').tables
-    (block,) = tables.read(path, tables.Columns(['tags'], [], {'tags': 1}))
+    ((_, block),) = tables.read([path], tables.Columns(['tags'], [], {'tags': 1}))
     assert block.bad == {0: ("tags = {'x': 1}", 'a list of numbers or texts')}

@@ -23,6 +23,7 @@ from scripts import __path__ as scripts_path
 from tests.agents import example_data
 from tests.testing import example_policies, forks, served_policies
 from tflearn.agents import linear_bandit
+from tflearn.agents.value_exploration import SquareCB
 from tflearn.core.errors import UserOSError
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
@@ -148,6 +149,26 @@ def test_thompson_sampling_is_served_with_the_probabilities_of_its_draws(tmp_pat
     weights = np.bincount(actions, 1 / probabilities, minlength=4) / 4000  # 1, where every batch of draws has the arm
     assert (np.abs(weights - 1)[need > 0.05] < 0.2).all(), (weights, need)
     np.testing.assert_allclose([line['probability'] for line in lines_of(tmp_path / 'log')], probabilities, rtol=1e-6)
+
+
+def test_squarecb_is_served_with_the_probabilities_of_its_formula(tmp_path):
+    specs = EnvironmentSpecs(example_policies.OBSERVATION, example_policies.DISCRETE)
+    options = linear_bandit.LinearOptions(SquareCB(10.0))
+    agent = linear_bandit.make_agent(specs, create_train_step(), linear_bandit.EXPERIENCE, options=options)
+    agent.train(example_data.sequences(agent, 6, 3, 0))
+    PolicyExporter(agent.collect_policy, tmp_path / 'collect_policy').export(1, {})
+    rows = np.repeat(np.float32([[0.6, -0.4, 0.2, 0.9]]), 1000, axis=0)
+    with serving(tmp_path, tmp_path / 'log', Exploration(0.1), ['collect_policy']) as (ask, _):
+        found = ask(rows, 'collect_policy')
+    values = agent.policy.wrapped_policy.scores(tf.constant(rows[:1])).numpy()[0].astype(np.float64)
+    need = 1 / (4 + 10.0 * (values.max() - values))
+    need[values.argmax()] += 1 - need.sum()
+    need = 0.9 * need + 0.1 / 4
+    np.testing.assert_allclose(found['probability'], need[found['action']], rtol=1e-4)
+    shares = np.bincount(found['action'], minlength=4) / 1000
+    assert (np.abs(shares - need) < 5 * np.sqrt(need / 1000)).all() and np.ptp(need) > 0.1
+    logged = [line['probability'] for line in lines_of(tmp_path / 'log')]
+    np.testing.assert_allclose(logged, found['probability'], rtol=1e-6)
 
 
 def test_only_legal_actions_are_drawn():
@@ -287,6 +308,18 @@ def test_files_rotate_and_old_ones_are_deleted(tmp_path):
     log.close()
     assert [line['id'] for line in lines_of(tmp_path)] == ['0', '1', '2'] and not old.exists()
     assert list(tmp_path.glob('.decisions-*')) == []
+
+
+def test_an_empty_file_does_not_hold_back_the_end_of_the_log(tmp_path):
+    """Where a server has begun a file of outcomes, the log ends: one that gets none would end it for ever."""
+    files = DecisionFiles(DecisionLogOptions(str(tmp_path), file_secs=1e-6), tmp_path / 'spool', 'outcomes')
+    files.begin()
+    assert len(list(tmp_path.glob('.outcomes-*'))) == 1
+    files.rotate()
+    assert list(tmp_path.iterdir()) == []
+    files.write(b'{}\n')
+    files.close()
+    assert lines_of(tmp_path, 'outcomes') == [{}]
 
 
 def test_files_go_to_a_store(tmp_path):

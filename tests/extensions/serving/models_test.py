@@ -1,10 +1,12 @@
 """The served versions follow the exported ones, and a model that was served stays served."""
 
 import pathlib
+import shutil
 
 import pytest
 
 from tests.testing import example_policies
+from tflearn.extensions.serving.exploration import CannotExplore
 from tflearn.extensions.serving.models import ModelHolder, Models
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.net.grpc_server import GrpcRefusal
@@ -42,6 +44,25 @@ def test_the_newest_version_is_served(exporter, directory):
     assert not holder.refresh()
     with pytest.raises(GrpcRefusal, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
         holder.get(1)
+
+
+def test_a_policy_that_cannot_explore_is_left_out_and_not_awaited(exporter, directory, caplog):
+    exporter.export(1, {})
+
+    def load(path):
+        if path.parent.name == 'collect_policy':
+            raise CannotExplore('got Exploration(epsilon=0.1, temperature=1.0)')
+        return ServedVersion(path)
+
+    shutil.copytree(directory / '1', directory.parent / 'collect_policy' / '1')
+    models = Models(directory.parent, load)
+    assert models.refresh() and not models.refresh()
+    shutil.rmtree(directory.parent / 'collect_policy')
+    assert [(each.name, each.ready, each.awaited) for each in sorted(models.holders, key=lambda each: each.name)] == [
+        ('collect_policy', False, False), ('greedy_policy', True, False)
+    ]  # fmt: skip
+    (line,) = [each for each in caplog.records if 'collect_policy' in each.getMessage()]
+    assert line.levelname == 'WARNING' and line.getMessage().endswith('; --policies names what is served')
 
 
 def test_a_pruned_version_is_served_until_there_is_another(exporter, directory):

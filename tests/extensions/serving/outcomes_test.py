@@ -33,7 +33,7 @@ MAP = "action = {kind = 'integer', high = 1}\nobservation = {x = {column = 'obse
 
 
 @contextlib.contextmanager
-def serving(root, directory=None):
+def serving(root, directory=None, **options):
     """A server that keeps outcomes in `directory`. Yields its ports of REST and gRPC, and its metrics."""
     models = Models(root, ServedVersion, ['greedy_policy'])
     models.refresh()
@@ -41,7 +41,7 @@ def serving(root, directory=None):
     with contextlib.ExitStack() as ending:
         log = None
         if directory:
-            log = DecisionLog(DecisionLogOptions(str(directory)), directory / 'spool', metrics.record_logged)
+            log = DecisionLog(DecisionLogOptions(str(directory), **options), directory / 'spool', metrics.record_logged)
             ending.callback(log.close)
         server = PolicyServer(models, ServerOptions(), metrics, log=log)
         ending.callback(server.close, 0)

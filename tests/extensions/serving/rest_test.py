@@ -164,6 +164,47 @@ def test_vocabularies_are_in_the_metadata(tmp_path):
             assert client.vocabularies() == words
 
 
+def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
+    module = tf.Module()
+    module.act = tf.function(
+        lambda country, age, seen: {'country': country, 'age': age, 'seen': seen},
+        [
+            tf.TensorSpec([None], tf.int64, 'observation_home_country'),
+            tf.TensorSpec([None], tf.float32, 'observation_age'),
+            tf.TensorSpec([None, 2], tf.int32, 'observation_seen'),
+        ],
+    )
+    path = tmp_path / NAME / '1'
+    tf.saved_model.save(module, str(path), signatures={'serving_default': module.act})
+    words = {
+        'action': ['cup', 'pot'],
+        'observation.home-country': ['de', 'fr', 'true'],
+        'observation.seen': ['cup', 'lid', 'pot'],
+    }
+    about = {'train_step': 1, 'vocabularies': words, 'missing': {'observation.age': -0.5}}
+    (path / 'metadata.json').write_text(json.dumps(about))
+
+    def row(country, age, seen):
+        return {'observation_home_country': country, 'observation_age': age, 'observation_seen': seen}
+
+    rows = [row('fr', None, ['pot', None]), row('xx', 34, ['jug', 'cup']), row(None, 1.5, [None, None])]
+    need = [
+        {'country': 2, 'age': -0.5, 'seen': [3, 0]},
+        {'country': 0, 'age': 34, 'seen': [0, 1]},
+        {'country': 0, 'age': 1.5, 'seen': [0, 0]},
+    ]
+    with serving(tmp_path) as (served, _, _):
+        assert ask(served.port, f'/v1/models/{NAME}:predict', {'instances': rows}) == (200, {'predictions': need})
+        columns = {name: [each[name] for each in rows] for name in rows[0]}
+        code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'inputs': columns})
+        assert (code, answer['outputs']['country'], answer['outputs']['age']) == (200, [2, 0, 0], [-0.5, 34, 1.5])
+        code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [row('de', 'old', ['cup', 'lid'])]})
+        assert (code, answer) == (400, {'error': 'got a text in observation_age; need float32'})
+        flags = [row(flag, 1, ['cup', 'lid']) for flag in (True, False)]
+        code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': flags})
+        assert (code, [each['country'] for each in answer['predictions']]) == (200, [3, 0])
+
+
 def test_labels_name_versions(tmp_path):
     publisher = served_policies.Publisher(tmp_path)
     for step, state in ((1, 'stable'), (2, 'canary')):
@@ -193,9 +234,12 @@ REFUSED = [
     (400, NAME, {'inputs': {}}, 'got no input observation'),
     (400, NAME, {'instances': [[1, 2], [3]]}, 'got instances with lists of several sizes; need a tensor'),
     (400, NAME, {'instances': [[1, 0, 0]]}, 'got observation of shape [1, 3]; need [any, 4]'),
-    (400, NAME, {'instances': [['a'] * 4]}, 'got observation of object; need float32'),
+    (400, NAME, {'instances': [['a'] * 4]}, 'got a text in observation; need float32'),
     (400, NAME, {'instances': [[True] * 4]}, 'got observation of bool; need float32'),
-    (400, NAME, {'instances': [[1, None, 0, 0]]}, 'got instances with NoneType, int; need numbers'),
+    (400, NAME, {'instances': [[1, None, 0, 0]]}, 'got null in observation; need float32'),
+    (400, NAME, {'instances': [[1, None, True, 0]]}, 'got instances with NoneType, bool, int; need numbers'),
+    (400, NAME, {'instances': [None]}, 'got observation of shape [1]; need [any, 4]'),
+    (400, 'several', {'inputs': [None], 'signature_name': 'length'}, 'got null in image; need string'),
     (400, NAME, {'instances': [[10**30, 0, 0, 0]]}, 'got instances with a number that is too large'),
     (400, NAME, {'instances': [[0, 0, 0, 0]] * 1025}, 'got a batch of 1025; need 1 to 1024 rows'),
     (400, 'several', {'instances': ROWS}, 'got "instances" without names; need those of ['),

@@ -277,7 +277,10 @@ class HParams(Tracker):
         folder.mkdir(parents=True, exist_ok=True)
         self.state = state or {'path': str(folder / f'events.out.tfevents.{int(time.time())}.hparams')}
         path = pathlib.Path(self.state['path'])
-        self._name, self._file = run_dir.root.name, path.open('ab')
+        # TensorBoard makes one trial of the runs of one name, and shows its first 15 letters.
+        root = run_dir.root
+        self._trial = f'{root.parent.name}/{root.name} in {root.parent.parent}'
+        self._file = path.open('ab')
         self._writer = RecordWriter(self._file)
         if self._file.tell() == 0:
             self._writer.write(event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2').SerializeToString())
@@ -287,7 +290,7 @@ class HParams(Tracker):
         if event['kind'] == 'config':
             settings = event['settings'].items()
             texts = {name: value if isinstance(value, int | float) else str(value) for name, value in settings}
-            summary = summary_v2.hparams_pb(texts, trial_id=self._name)
+            summary = summary_v2.hparams_pb(texts, trial_id=self._trial)
         elif event['kind'] == 'end':  # of which that module has no function
             end = plugin_data_pb2.SessionEndInfo(status='STATUS_SUCCESS', end_time_secs=time.time())
             data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, session_end_info=end)

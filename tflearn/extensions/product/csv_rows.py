@@ -3,24 +3,64 @@
 A parser would take all that follows such a quote for one cell.
 """
 
+import functools
 import re
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tflearn.core.errors import UserValueError
+
 _MAX_LINES = 1_000  # of a cell in quotes
-_NEWLINE, _RETURN, _QUOTE, _COMMA = b'\n\r",'
-# A row whose quotes are closed, and the begin of one whose last cell is not closed in this line.
+_SEPARATORS = (',', '\t', ';')
+_NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+'
-_CELL = rb'(?:[^",\n][^,\n]*+|' + _QUOTED + rb'"|)'
-_ROW = re.compile(_CELL + rb'(?:,' + _CELL + rb')*+')
-_OPEN = re.compile(rb'(?:' + _CELL + rb',)*+' + _QUOTED)
-_CELLS = re.compile(rb'(?:^|,)' + _CELL)
 
 Reason = tuple[str, str]  # what was found, and what is needed
 
 
-def divide(data: bytes, number: int, width: int, is_last: bool) -> tuple[bytes, np.ndarray, dict[int, Reason], bytes]:
+class Dialect(NamedTuple):
+    """What stands between cells, and the patterns that follow from it.
+
+    Attributes:
+      separator: one character.
+      row: a row whose quotes are closed.
+      open_row: the begin of one whose last cell is not closed in this line.
+      cells: each cell of a row.
+    """
+
+    separator: str
+    row: re.Pattern[bytes]
+    open_row: re.Pattern[bytes]
+    cells: re.Pattern[bytes]
+
+
+@functools.cache
+def dialect(separator: str) -> Dialect:
+    """Returns that of a separator."""
+    of = re.escape(separator.encode())
+    cell = rb'(?:[^"%b\n][^%b\n]*+|%b"|)' % (of, of, _QUOTED)
+    row, open_row = rb'%b(?:%b%b)*+' % (cell, of, cell), rb'(?:%b%b)*+%b' % (cell, of, _QUOTED)
+    return Dialect(separator, re.compile(row), re.compile(open_row), re.compile(rb'(?:^|%b)%b' % (of, cell)))
+
+
+def separators(head: bytes) -> list[str]:
+    """Returns those of the first line, outside of quotes."""
+    text = re.sub(_QUOTED + b'"', b'', head)
+    return [each for each in _SEPARATORS if each.encode() in text]
+
+
+def checked_separator(given: Any) -> str | None:
+    """Returns what a user states; raises ValueError for what cannot stand between cells."""
+    if given is None or (isinstance(given, str) and len(given) == 1 and given.isascii() and given not in '"\r\n'):
+        return given
+    raise UserValueError(f"got separator = {given!r:.100}; need one character of ASCII, such as ';' or '\\t'")
+
+
+def divide(
+    data: bytes, number: int, width: int, is_last: bool, dialect: Dialect
+) -> tuple[bytes, np.ndarray, dict[int, Reason], bytes]:
     """Finds the rows in some lines.
 
     Args:
@@ -28,6 +68,7 @@ def divide(data: bytes, number: int, width: int, is_last: bool) -> tuple[bytes, 
       number: the number of the first one.
       width: the cells of a row.
       is_last: whether no more lines come.
+      dialect: what stands between cells.
 
     Returns:
       (rows, numbers, lost, rest): the rows, whose quotes are closed, and the numbers of their first lines; lines whose
@@ -38,7 +79,7 @@ def divide(data: bytes, number: int, width: int, is_last: bool) -> tuple[bytes, 
     ends = np.flatnonzero(text == _NEWLINE) + 1
     kept, rows, at, rest = [], [], 0, b''
     begin_of = lambda line: 0 if line == 0 else int(ends[line - 1])  # noqa: E731
-    for line in [*_special_lines(text, ends).tolist(), len(ends)]:
+    for line in [*_special_lines(text, ends, dialect).tolist(), len(ends)]:
         if line < at:  # of a row of several lines
             continue
         kept.append(data[begin_of(at) : begin_of(line)])
@@ -46,12 +87,13 @@ def divide(data: bytes, number: int, width: int, is_last: bool) -> tuple[bytes, 
         if line == len(ends):
             break
         some = data[begin_of(line) : int(ends[min(line + _MAX_LINES, len(ends)) - 1])].split(b'\n')[:-1]
-        count = _num_lines(some, width)
+        count = _num_lines(some, width, dialect)
         if count is None and not is_last and len(some) < _MAX_LINES:
             rest = data[begin_of(line) :]
             break
         if not count:
-            lost[number + line] = f'{some[0][:40]!r}', 'quotes around a cell, and two for each one in it'
+            begin = max(0, some[0].find(b'"') - 20)  # so that the quote is seen
+            lost[number + line] = f'{some[0][begin : begin + 40]!r}', 'quotes around a cell, and two for each one in it'
         elif count > 1 or some[0].strip():
             kept.append(b'\n'.join(some[:count]) + b'\n')
             rows.append(np.array([line]))
@@ -59,12 +101,7 @@ def divide(data: bytes, number: int, width: int, is_last: bool) -> tuple[bytes, 
     return b''.join(kept), number + np.concatenate([*rows, np.arange(0)]), lost, rest
 
 
-def is_row(line: bytes) -> bool:
-    """Returns whether the quotes of a line are closed."""
-    return bool(_ROW.fullmatch(line))
-
-
-def _special_lines(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _special_lines(text: np.ndarray, ends: np.ndarray, dialect: Dialect) -> np.ndarray:
     """Returns the lines whose quotes do not stand in pairs around whole cells, and those without a cell."""
     if not len(ends):
         return ends
@@ -75,23 +112,24 @@ def _special_lines(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
     line = np.searchsorted(ends, quotes, 'right')
     opens = (np.arange(len(quotes)) - np.searchsorted(line, line)) % 2 == 0
     before, after = np.where(quotes == 0, _NEWLINE, text[quotes - 1]), text[quotes + 1]
-    is_begin = (before == _COMMA) | (before == _NEWLINE)
-    is_end = (after == _COMMA) | (after == _NEWLINE) | (after == _RETURN)
+    separator = ord(dialect.separator)
+    is_begin = (before == separator) | (before == _NEWLINE)
+    is_end = (after == separator) | (after == _NEWLINE) | (after == _RETURN)
     is_cell = np.where(opens, is_begin, is_end)
     special = blank | (np.bincount(line, minlength=len(ends)) % 2 == 1)
     special[line[~is_cell]] = True
     return np.flatnonzero(special)
 
 
-def _num_lines(lines: Sequence[bytes], width: int) -> int | None:
+def _num_lines(lines: Sequence[bytes], width: int, dialect: Dialect) -> int | None:
     """Returns how many of the lines are the first row; 0 if its quotes are wrong, None if they are open to the end."""
     text = b''
     for count, line in enumerate(lines, 1):
         text += line if count == 1 else b'\n' + line
         if count > 1 and b'"' not in line:
             continue
-        if _ROW.fullmatch(text.removesuffix(b'\r')):
-            return count if count == 1 or len(_CELLS.findall(text)) == width else 0
-        if not _OPEN.fullmatch(text):
+        if dialect.row.fullmatch(text.removesuffix(b'\r')):
+            return count if count == 1 or len(dialect.cells.findall(text)) == width else 0
+        if not dialect.open_row.fullmatch(text):
             return 0
     return None

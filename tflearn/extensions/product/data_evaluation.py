@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from tflearn.core.settings import Fraction, PositiveFloat, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata, reader
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.extensions.product import evaluation
-from tflearn.extensions.product.evaluation import Evaluation, OpeOptions, RecordedSteps
+from tflearn.extensions.product import evaluation, feature_importance
+from tflearn.extensions.product.estimates import Evaluation
+from tflearn.extensions.product.evaluation import OpeOptions, RecordedSteps
+from tflearn.extensions.product.feature_importance import By
 from tflearn.extensions.product.gate import GateOptions
 from tflearn.extensions.product.linear_models import MAX_INPUTS
 from tflearn.files.run_dir import RunDir
@@ -42,6 +45,7 @@ def evaluate_on_data(
     train_step: int | None = None,
     epsilon: float = 0.0,
     temperature: float = 1.0,
+    features: By | None = None,
     **options: Any,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Estimates the value of an exported policy from recorded episodes.
@@ -54,6 +58,8 @@ def evaluate_on_data(
       train_step: the train step of its version; None takes the run's result, else the newest.
       epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
       temperature: divides the logits of a policy that draws, as `tflearn-serve` has it.
+      features: whether to estimate what each part, or each number, of the observation is worth; see
+        `feature_importance`.
       **options: see `OpeOptions`.
 
     Returns:
@@ -68,14 +74,22 @@ def evaluate_on_data(
     directories = find_directories(dataset)
     specs = columns.read_specs(directories[0])
     stated = metadata.stated(directories)
-    ope_options = dataclasses.replace(ope_options, **reward_range(ope_options, stated))
+    slots = ope_options.independent_slots or stated.get(metadata.SLOTS, False)
+    ope_options = dataclasses.replace(ope_options, **reward_range(ope_options, stated), independent_slots=slots)
     loaded.check(specs)
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, directories)))
     episodes, info = read(dataset, specs)
     recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, Served(epsilon, temperature))
     if CLUSTER in info:
         recorded = dataclasses.replace(recorded, clusters=info[CLUSTER][recorded.starts])
-    found = evaluation.evaluate(recorded, ope_options, _bounds(specs))
+    if recorded.even is not None:
+        words = (metadata.vocabularies(directories) or {}).get('action')
+        low, high = int(specs.action.minimum), int(specs.action.maximum)
+        names = tuple(words or map(str, range(low, high + 1)))
+        recorded = dataclasses.replace(recorded, action_names=names)
+    served = Served(epsilon, temperature)
+    shuffled = _shuffled(episodes, directories, specs, loaded, served, features, ope_options) if features else ()
+    found = evaluation.evaluate(recorded, ope_options, _bounds(specs), shuffled)
     if unknown := reader.with_unknown(dataset).get(reader.UNKNOWN):
         warning = f'no estimate or interval is about {unknown.num_episodes} more episodes, whose rewards are unknown'
         found = dataclasses.replace(found, warnings=(*found.warnings, warning))
@@ -216,12 +230,13 @@ def _recorded(
     """Returns the episodes' rows, and what the policy does in them."""
     rows, lengths = joined(episodes)
     acting, mask = chosen_policy.acting(policy, specs, served.epsilon, 0)
-    log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
+    log_target, choices, even, samples = None, None, None, np.zeros((0, len(rows.reward), 0))
     with contextlib.suppress(NoDensityError):
         known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
         log_target = _log_probability(known, policy, rows, lengths)
         if known.num_choices:
-            choices = _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
+            uniform = ActionProbabilities(None, specs, 1.0, mask)
+            choices, even = (_of_choices(each, policy, rows, lengths) for each in (known, uniform))
     if choices is None:
         num_samples = _NUM_SAMPLES if policy.is_stochastic or served.epsilon else 1
 
@@ -245,6 +260,34 @@ def _recorded(
         log_target,
         choices,
         samples,
+        even=even,
+    )
+
+
+def _shuffled(
+    episodes: Sequence[Any],
+    directories: Sequence[pathlib.Path],
+    specs: EnvironmentSpecs,
+    policy: LoadedPolicy,
+    served: Served,
+    by: By,
+    options: OpeOptions,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Returns what the policy does without each feature; see `feature_importance.shuffled_policies`."""
+    rows, lengths = joined(episodes)
+    mask = chosen_policy.mask_of(policy, specs)
+    known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
+    if not known.num_choices:
+        raise UserValueError(
+            f'got feature_importance for the action {specs.action}; need a single Discrete one; leave it out'
+        )
+    words = metadata.vocabularies(directories) or {}
+
+    def probabilities(observation: Any) -> np.ndarray:
+        return _of_choices(known, policy, rows._replace(observation=observation), lengths)
+
+    return feature_importance.shuffled_policies(
+        rows.observation, is_step(rows), probabilities, mask, by, words, options.seed
     )
 
 
@@ -259,6 +302,10 @@ def _time_steps(rows: Any) -> ts.TimeStep:
 def _log_probability(known: ActionProbabilities, policy: LoadedPolicy, rows: Any, lengths: np.ndarray) -> np.ndarray:
     call = lambda time_step, action, state: known.log_probability(time_step, state, action)  # noqa: E731
     return _over_rows(policy, call, rows, lengths)
+
+
+def _of_choices(known: ActionProbabilities, policy: LoadedPolicy, rows: Any, lengths: np.ndarray) -> np.ndarray:
+    return _over_rows(policy, lambda step, _, state: known.probabilities(step, state), rows, lengths)
 
 
 def _over_rows(policy: LoadedPolicy, call: _Call, rows: Any, lengths: np.ndarray) -> np.ndarray:

@@ -12,11 +12,19 @@ policy mu, the evaluated policy pi, and rho_t = pi(a_t | s_t) / mu(a_t | s_t), a
     doubly robust (DR)           mean of V_0, with V_t = v(s_t) + rho_t (r_t + gamma V_{t+1} - q(s_t, a_t)), V_T = 0
     switch                       the same, with 0 in place of each rho_t above a limit; a limit of 0: the direct method
 
+and where the steps are the slots of a slate, which both policies choose independently of each other,
+
+    independent slots            mean of sum_t gamma^t rho_t r_t, if r_t depends on the item of its slot alone
+    pseudo-inverse               mean of (1 + sum_t (rho_t - 1)) G, if the expected G is a sum over slots
+
 The first three are those of Precup, Sutton and Singh 2000, "Eligibility Traces for Off-Policy Policy Evaluation". Their
 weighted per-decision estimator is not consistent; the one above is (Thomas 2015, "Safe Reinforcement Learning"). The
 last one is equation 10 of Jiang and Li 2016, "Doubly Robust Off-policy Value Evaluation for Reinforcement Learning",
-arXiv 1511.03722; for its switch see Wang, Agarwal and Dudik 2017, arXiv 1612.01205. `benchmarks/off_policy_peers.py`
-compares all of them with other programs.
+arXiv 1511.03722; for its switch see Wang, Agarwal and Dudik 2017, arXiv 1612.01205. Independent slots are the
+item-position model of Li et al. 2018, "Offline Evaluation of Ranking Policies with Click Models", arXiv 1804.10488; the
+pseudo-inverse is that of Swaminathan et al. 2017, "Off-policy Evaluation for Slate Recommendation", arXiv 1605.04812,
+whose matrix has the closed form above if slots are independent. `benchmarks/off_policy_peers.py` compares those of
+episodes with other programs.
 
 All numbers are float64. N is the number of episodes, T the number of steps of the longest.
 """
@@ -125,6 +133,21 @@ def weighted_per_decision(episodes: Episodes) -> Estimator:
     return lambda counts: _ratio(counts @ weighted, counts @ weights) @ episodes.discounts
 
 
+def independent_slots(episodes: Episodes) -> Estimator:
+    """Returns the estimator for slates whose slots have rewards of their own."""
+    return _mean((_ratios(episodes) * episodes.rewards) @ episodes.discounts)
+
+
+def pseudo_inverse(episodes: Episodes) -> Estimator:
+    """Returns the estimator for slates whose reward is a sum over slots, wherever it stands."""
+    return _mean((1 + (_ratios(episodes) - 1).sum(axis=1)) * episodes.returns)
+
+
+def _ratios(episodes: Episodes) -> np.ndarray:
+    """Returns rho_t, [N, T]; 1 in the padding."""
+    return np.exp(np.minimum(episodes.log_ratios, _LARGEST_LOG_WEIGHT))
+
+
 def doubly_robust(
     episodes: Episodes, q_values: np.ndarray, values: np.ndarray, largest_ratio: float = math.inf
 ) -> Estimator:
@@ -136,7 +159,7 @@ def doubly_robust(
       values: v(s_t), the same for the mean over the evaluated policy's actions, [N, T]; 0 in the padding.
       largest_ratio: greater rho_t count as 0: more bias, less variance.
     """
-    ratios = np.exp(np.minimum(episodes.log_ratios, _LARGEST_LOG_WEIGHT))
+    ratios = _ratios(episodes)
     ratios = np.where(ratios <= largest_ratio, ratios, 0.0)
     total = np.zeros(len(ratios))
     for t in reversed(range(ratios.shape[1])):

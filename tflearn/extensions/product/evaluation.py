@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from tflearn.core import confidence_sequences
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
-from tflearn.extensions.product import estimators, gate, linear_models
-from tflearn.extensions.product.estimators import Episodes
+from tflearn.extensions.product import estimators, feature_importance, gate, linear_models
+from tflearn.extensions.product.estimates import OF_FEATURES, Estimates, Evaluation, Importance
+from tflearn.extensions.product.estimators import Episodes, Estimator
 from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
 from tflearn.extensions.product.linear_models import MAX_INPUTS, by_choice, features_of
 
@@ -35,7 +37,10 @@ class OpeOptions:
       low: the least reward; None is what the data set states. An interval needs the range.
       high: the greatest one.
       whole: whether the range is that of an episode's sum of rewards, see `gate.GateOptions`.
+      independent_slots: whether the steps of an episode are the slots of a slate, which the data's policy and the
+        evaluated one choose independently of each other; the data set states it.
       seed: the seed of the features.
+      baseline_action: the name of an action; a policy that always takes it is evaluated, too.
     """
 
     gamma: Fraction = 1.0
@@ -46,7 +51,9 @@ class OpeOptions:
     low: Annotated[float, Range()] | None = None
     high: Annotated[float, Range()] | None = None
     whole: bool = False
+    independent_slots: bool = False
     seed: int = 0
+    baseline_action: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +74,8 @@ class RecordedSteps:
         one.
       samples: actions of the evaluated policy, [M, S, K]; empty if there are choices.
       clusters: whose episodes these are, such as hashes of users, [E]; None: each is of another one.
+      even: the probabilities of the choices by even chance among those that are legal, [S, A]; None as `choices`.
+      action_names: the names of the choices; () if there are none.
     """
 
     lengths: np.ndarray
@@ -80,6 +89,8 @@ class RecordedSteps:
     choices: np.ndarray | None
     samples: np.ndarray
     clusters: np.ndarray | None = None
+    even: np.ndarray | None = None
+    action_names: Sequence[str] = ()
 
     @property
     def starts(self) -> np.ndarray:
@@ -97,148 +108,308 @@ class RecordedSteps:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Estimates of a policy's value.
-
-    Attributes:
-      estimates: by the estimator's name; those that are not possible are missing, NaN is one that is not defined.
-      intervals: of the value of 'the policy' and of 'the behaviour policy', 95%, by empirical likelihood, whatever the
-        estimator; missing if not defined.
-      no_interval: why one is missing; '' if none is.
-      num_rewarded: the number of episodes whose rewards are not all 0.
-      effective_sample_size: how many episodes of the evaluated policy the data are worth; None without ratios.
-      num_episodes: the number of episodes.
-      num_steps: the number of steps.
-      horizon: the number of steps of an episode that count.
-      gamma: the discount.
-      behaviour: 'recorded', 'estimated' or 'unknown'.
-      warnings: what is missing, and what is not to be trusted.
-    """
-
-    estimates: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    no_interval: str
-    num_rewarded: int
-    effective_sample_size: float | None
-    num_episodes: int
-    num_steps: int
-    horizon: int
-    gamma: float
-    behaviour: str
-    warnings: tuple[str, ...]
-
-    def text(self) -> str:
-        """Returns the table."""
-        lines = [
-            f'{self.num_episodes} episodes, {self.num_steps} steps, behaviour policy {self.behaviour}; '
-            f'value: sum of rewards over {self.horizon} steps, gamma {self.gamma:g}',
-            f'{"estimator":32}{"value":>12}',
-            *(f'{name:32}{value:12.4g}' for name, value in self.estimates.items()),
-        ]
-        lines += [f'95% interval of {whose}: [{low:.4g}, {high:.4g}]' for whose, (low, high) in self.intervals.items()]
-        if self.no_interval:
-            lines.append(f'interval not defined: {self.no_interval}')
-        of = f'{self.num_rewarded} rewarded episodes of {self.num_episodes}'
-        size = self.effective_sample_size
-        lines.append(of if size is None else f'{of}, effective sample size {size:.1f}')
-        return '\n'.join([*lines, *(f'warning: {warning}' for warning in self.warnings)])
-
-    def json(self) -> dict[str, Any]:
-        """Returns the same for a JSON file; what is not defined is None."""
-        found: dict[str, Any] = estimators.finite(dataclasses.asdict(self))
-        return found
-
-
-def evaluate(steps: RecordedSteps, options: OpeOptions, bounds: tuple[Any, Any] = (-np.inf, np.inf)) -> Evaluation:
-    """Returns all estimates that the data and the policy allow.
+def evaluate(
+    steps: RecordedSteps,
+    options: OpeOptions,
+    bounds: tuple[Any, Any] = (-np.inf, np.inf),
+    shuffled: Iterable[tuple[str, np.ndarray]] = (),
+) -> Evaluation:
+    """Returns all estimates that the data and the policy allow, and those of the baselines.
 
     Args:
       steps: the data.
       options: how the policy is evaluated.
       bounds: the least and the greatest of each number of the actions, [K], which are within them.
+      shuffled: names of features, and the policy's probabilities of the choices without each, [S, A].
 
     Raises:
-      ValueError: if there are fewer than two episodes, or none has a step.
+      ValueError: if there are fewer than two episodes, or none has a step, or there is no such
+        baseline action.
     """
     if len(steps.lengths) < 2 or not steps.is_step.any():
         raise UserValueError(f'got {len(steps.lengths)} episodes; need at least two with steps')
     warnings: list[str] = []
-    longest = int(steps.times[steps.is_step].max()) + 1
-    horizon = min(options.horizon or longest, longest)
-    counted = np.flatnonzero(steps.is_step & (steps.times < horizon))
-    features = _features(steps, options, warnings)
-    log_behaviour, origin = _log_behaviour(steps, features, options, bounds, warnings)
-    log_ratios = None
+    log = _Log(steps, options, bounds, warnings)
+    behaviour = estimators.behaviour_value(log.of_ratios(np.zeros(len(steps.rewards))))
+    found = {'behaviour policy (mean return)': float(behaviour(np.ones((1, log.num_episodes)))[0])}
+    own = log.estimates(steps.log_target, log.expected)
     if steps.log_target is None:
         warnings.append('the policy always takes the same floats, so importance sampling is not possible')
-    elif log_behaviour is not None:
-        log_ratios = steps.log_target - log_behaviour
-    padded = functools.partial(
-        padded_array, (len(steps.lengths), horizon), (steps.episodes[counted], steps.times[counted])
-    )
-    ratios = np.zeros(len(counted)) if log_ratios is None else log_ratios[counted]
-    episodes = Episodes(padded(steps.rewards[counted]), padded(ratios), options.gamma)
-    made = {'behaviour policy (mean return)': estimators.behaviour_value(episodes)}
-    size = None
-    if log_ratios is not None:
-        size = estimators.effective_sample_size(episodes.log_weights[:, -1])
-        made['importance sampling'] = estimators.importance_sampling(episodes)
-        made['weighted IS'] = estimators.weighted_importance_sampling(episodes)
-        made['per-decision IS'] = estimators.per_decision(episodes)
-        made['weighted per-decision IS'] = estimators.weighted_per_decision(episodes)
-    fitted = None
-    if features is not None:
-        fitted, q_values, values = _fitted(steps, features, horizon, options)
-        if log_ratios is not None:
-            of_steps = padded(q_values[counted]), padded(values[counted])
-            made['doubly robust'] = estimators.doubly_robust(episodes, *of_steps)
-            made['switch doubly robust'] = estimators.doubly_robust(episodes, *of_steps, options.largest_ratio)
-    ones = np.ones((1, len(steps.lengths)))
-    found = {name: float(estimator(ones)[0]) for name, estimator in made.items()}
-    if fitted is not None:
-        found['fitted Q evaluation'] = fitted
-    if size is not None and size < _FEW_EPISODES:
-        warnings.append(
-            f'the effective sample size is {size:.1f} episodes: the policies differ too much, or episodes are too '
-            'long, for importance sampling; do not trust it'
-        )
-    elif size is not None and not estimators.mean_weight_is_one(episodes):
-        weight = float(np.exp(episodes.log_weights[:, -1]).mean())
-        warnings.append(
-            f'the mean weight of the episodes is {weight:.3g}, not 1: the policy takes actions that the data never '
-            f'have, or the behaviour policy is not as {origin}; do not trust importance sampling, nor doubly robust'
-        )
-    ranged = GateOptions(low=options.low, high=options.high, longest=horizon, whole=options.whole, gamma=options.gamma)
-    log = LoggedEpisodes(
-        episodes.rewards, padded(np.ones(len(counted))) > 0, episodes.log_ratios, padded(np.zeros(len(counted))),
-        clusters=steps.clusters,
-    )  # fmt: skip
-    unsure = log_ratios is None or origin != 'recorded'
-    intervals, why = _intervals(log, ranged, 'the probabilities of the actions are not recorded' if unsure else '')
+    elif log.log_behaviour is not None:
+        warnings += _weight_warnings(log, log.episodes(steps.log_target), own)
+    intervals = {} if own.interval is None else {'the policy': own.interval}
+    logged, _ = log.interval(None)
+    if logged is not None:
+        intervals['the behaviour policy'] = logged
     return Evaluation(
-        found, intervals, why, int(np.count_nonzero(episodes.rewards.any(axis=1))), size, len(steps.lengths),
-        int(steps.is_step.sum()), horizon, options.gamma, origin, tuple(warnings),
+        found | own.estimates, intervals, own.no_interval, log.num_rewarded,
+        own.effective_sample_size, log.num_episodes, int(steps.is_step.sum()), log.horizon,
+        options.gamma, log.origin, tuple(warnings), _baselines(log), _importances(log, own, shuffled),
     )  # fmt: skip
 
 
-def _intervals(log: LoggedEpisodes, options: GateOptions, doubt: str) -> tuple[dict[str, tuple[float, float]], str]:
-    """Returns `Evaluation.intervals` and `Evaluation.no_interval`; with a doubt none of the evaluated policy."""
-    try:
-        scaled = gate.scale(log, options)
-    except UserValueError as error:  # such as no range
-        return {}, str(error)
-    if scaled.outside:
-        return {}, f'{scaled.outside} rewards are outside of [{options.low:g}, {options.high:g}]; state their range'
-    found = {
-        whose: scaled.bounds(weights, confidence_sequences.likelihood_bound)
-        for whose, weights in zip(('the policy', 'the behaviour policy'), scaled.weights, strict=True)
-    }
-    low, high = found['the policy']
-    if not doubt and low <= high:
-        return found, ''
-    del found['the policy']
-    return found, doubt or 'the weights contradict each other: the logged probabilities are wrong'
+def _weight_warnings(log: '_Log', episodes: Episodes, found: Estimates) -> list[str]:
+    size = found.effective_sample_size or 0.0
+    if size < _FEW_EPISODES:
+        return [
+            f'the effective sample size is {size:.1f} episodes: the policies differ too much, or '
+            'episodes are too long, for importance sampling; do not trust it'
+        ]
+    if estimators.mean_weight_is_one(episodes):
+        return []
+    weight = float(np.exp(episodes.log_weights[:, -1]).mean())
+    return [
+        f'the mean weight of the episodes is {weight:.3g}, not 1: the policy takes actions that '
+        f'the data never have, or the behaviour policy is not as {log.origin}; do not trust '
+        'importance sampling, nor doubly robust'
+    ]
+
+
+class _Log:
+    """The data, and what every policy that is judged by them has in common.
+
+    Attributes:
+      steps: the data.
+      options: how policies are evaluated.
+      num_episodes: the number of episodes.
+      num_rewarded: the number of those whose rewards are not all 0.
+      horizon: the number of steps of an episode that count.
+      halves: the half, 0 or 1, of each episode's cluster, [E].
+      log_behaviour: the behaviour policy's log-probabilities, [S]; None if they are unknown.
+      origin: where they come from.
+      expected: the features of what the evaluated policy does, see `_features`; None without any.
+    """
+
+    def __init__(
+        self,
+        steps: RecordedSteps,
+        options: OpeOptions,
+        bounds: tuple[Any, Any],
+        warnings: list[str],
+    ):
+        self.steps, self.options, self.num_episodes = steps, options, len(steps.lengths)
+        longest = int(steps.times[steps.is_step].max()) + 1
+        self.horizon = min(options.horizon or longest, longest)
+        self._counted = np.flatnonzero(steps.is_step & (steps.times < self.horizon))
+        rewards = self._padded(steps.rewards)
+        self._rewards, self.num_rewarded = rewards, int(np.count_nonzero(rewards.any(axis=1)))
+        # Values are fitted to other episodes than those that they are for, and to none of the same
+        # cluster.
+        clusters = np.arange(self.num_episodes) if steps.clusters is None else steps.clusters
+        names, index = np.unique(clusters, return_inverse=True)
+        random = np.random.default_rng(options.seed)
+        self.halves = (random.permutation(len(names)) % 2)[index]
+        self._features = features = _features(steps, options, warnings)
+        self.expected = None if features is None else features[2]
+        self.log_behaviour, self.origin = _log_behaviour(steps, features, options, bounds, warnings)
+
+    def _padded(self, values: np.ndarray) -> np.ndarray:
+        places = self.steps.episodes[self._counted], self.steps.times[self._counted]
+        return padded_array((self.num_episodes, self.horizon), places, values[self._counted])
+
+    def of_ratios(self, log_ratios: np.ndarray) -> Episodes:
+        """Returns the episodes with these log-ratios of the rows, [S]."""
+        return Episodes(self._rewards, self._padded(log_ratios), self.options.gamma)
+
+    def episodes(self, log_target: np.ndarray) -> Episodes:
+        """Returns the episodes, and what a policy with these log-probabilities makes of them."""
+        return self.of_ratios(log_target - self.log_behaviour)
+
+    def estimates(
+        self,
+        log_target: np.ndarray | None,
+        expected: np.ndarray | None,
+        chosen_by_half: bool = False,
+        note: str = '',
+    ) -> Estimates:
+        """Returns all estimates of one policy's value.
+
+        Args:
+          log_target: its log-probabilities of the actions, [S]; None if it has none.
+          expected: the features of what it does in each row; None fits no values.
+          chosen_by_half: whether what it does in each half of the episodes was chosen by the other
+            half. No estimate is by values alone then that were fitted to what has chosen.
+          note: see `Estimates`.
+        """
+        made: dict[str, Estimator] = {}
+        doubt = 'the probabilities of the actions are not recorded'
+        episodes = size = None
+        if log_target is not None and self.log_behaviour is not None:
+            episodes = self.episodes(log_target)
+            size = estimators.effective_sample_size(episodes.log_weights[:, -1])
+            made['importance sampling'] = estimators.importance_sampling(episodes)
+            made['weighted IS'] = estimators.weighted_importance_sampling(episodes)
+            made['per-decision IS'] = estimators.per_decision(episodes)
+            made['weighted per-decision IS'] = estimators.weighted_per_decision(episodes)
+            if self.options.independent_slots:
+                made['independent slots'] = estimators.independent_slots(episodes)
+                made['pseudo-inverse'] = estimators.pseudo_inverse(episodes)
+            doubt = '' if self.origin == 'recorded' else doubt
+        fitted = None
+        if expected is not None:
+            q_values, values, clipped = self._fitted(expected)
+            # Column 1 is fitted to the half 1, column 2 to the half 0.
+            fits = 2 - self.halves if chosen_by_half else np.zeros(self.num_episodes, np.int64)
+            fitted = float(clipped[self.steps.starts, fits].mean())
+            if episodes is not None:
+                other = (1 + self.halves)[self.steps.episodes]
+                rows = np.arange(len(other))
+                q, v = (self._padded(each[rows, other]) for each in (q_values, values))
+                made['doubly robust'] = estimators.doubly_robust(episodes, q, v)
+                if not chosen_by_half:
+                    limit = self.options.largest_ratio
+                    switch = estimators.doubly_robust(episodes, q, v, limit)
+                    made['switch doubly robust'] = switch
+        ones = np.ones((1, self.num_episodes))
+        found = {name: float(estimator(ones)[0]) for name, estimator in made.items()}
+        if fitted is not None:
+            found['fitted Q evaluation'] = fitted
+        return Estimates(found, *self.interval(episodes, doubt), size, note)
+
+    def interval(self, episodes: Episodes | None, doubt: str = '') -> tuple[tuple[float, float] | None, str]:
+        """Returns an interval of a policy's value, and why there is none.
+
+        Args:
+          episodes: with the policy's ratios; None: of the behaviour policy.
+          doubt: why there is none, whatever the data say; '' if there may be one.
+        """
+        given, zeros = self.options, np.zeros(self._rewards.shape)
+        options = GateOptions(
+            low=given.low, high=given.high, longest=self.horizon, whole=given.whole,
+            gamma=given.gamma,
+        )  # fmt: skip
+        is_step = self._padded(np.ones(len(self.steps.rewards))) > 0
+        ratios, clusters = zeros if episodes is None else episodes.log_ratios, self.steps.clusters
+        try:
+            scaled = gate.scale(LoggedEpisodes(self._rewards, is_step, ratios, zeros, clusters=clusters), options)
+        except UserValueError as error:  # such as no range
+            return None, str(error)
+        if scaled.outside:
+            given_range = f'[{options.low:g}, {options.high:g}]'
+            return None, f'{scaled.outside} rewards are outside of {given_range}; state their range'
+        low, high = scaled.bounds(scaled.weights[0], confidence_sequences.likelihood_bound)
+        if not doubt and low <= high:
+            return (low, high), ''
+        return None, doubt or 'the weights contradict each other: the logged probabilities are wrong'
+
+    @functools.cached_property
+    def _used(self) -> np.ndarray:
+        """The rows that values are fitted to."""
+        # A step at the end of the file of an episode has no next state, unless it terminated.
+        steps, last = self.steps, np.cumsum(self.steps.lengths) - 1
+        has_next = ~np.isin(np.arange(len(steps.rewards)), last)
+        return np.flatnonzero(steps.is_step & ((steps.discounts == 0) | has_next))
+
+    @functools.cached_property
+    def _regression(self) -> linear_models.Regression:
+        """Of the whole data, and of each half."""
+        assert self._features is not None
+        counts = np.stack([np.ones(self.num_episodes), self.halves, 1 - self.halves], axis=1)
+        of_rows = counts[self.steps.episodes[self._used]]
+        return linear_models.Regression(self._features[1][self._used], of_rows)
+
+    def _fitted(self, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns q [S, 3], v and v clipped of each row, fitted to all episodes and to each half."""
+        steps, used, gamma = self.steps, self._used, self.options.gamma
+        rows = linear_models.Rows(
+            expected,
+            used,
+            np.minimum(used + 1, len(steps.rewards) - 1),
+            steps.rewards[used],
+            gamma * steps.discounts[used],
+        )
+        left = np.maximum(self.horizon - steps.times, 0)
+        of_used, values, clipped = linear_models.fit(self._regression, rows, self.horizon, left, gamma)
+        q_values = np.zeros(values.shape)
+        q_values[used] = of_used
+        return q_values, values, clipped
+
+    def expected_of(self, choices: np.ndarray) -> np.ndarray | None:
+        """Returns the features of a policy with these probabilities of the choices, [S, A]."""
+        return None if self._features is None else by_choice(self._features[0], choices)
+
+
+def _importances(log: _Log, own: Estimates, shuffled: Iterable[tuple[str, np.ndarray]]) -> dict[str, Importance]:
+    """Returns what each feature is worth, the most first, by the last estimator that there is."""
+    steps, rows, found = log.steps, np.arange(len(log.steps.rewards)), {}
+    for name, choices in shuffled:
+        with np.errstate(divide='ignore'):
+            log_target = np.log(choices[rows, steps.actions[:, 0].astype(int)])
+        without = log.estimates(log_target, log.expected_of(choices)).estimates
+        lost = {each: own.estimates[each] - without[each] for each in OF_FEATURES if each in without}
+        found[name] = Importance(lost, _importance_interval(log, log_target, choices, own.interval is not None))
+    size = lambda item: abs([*item[1].estimates.values(), 0.0][-1])  # noqa: E731
+    return dict(sorted(found.items(), key=size, reverse=True))
+
+
+def _importance_interval(
+    log: _Log, log_target: np.ndarray, choices: np.ndarray, is_defined: bool
+) -> tuple[float, float] | None:
+    """Returns the interval of a feature's importance; None unless the policy's own is defined, of single decisions."""
+    steps, low, high = log.steps, log.options.low, log.options.high
+    own, behaviour = steps.log_target, log.log_behaviour
+    if not is_defined or log.horizon > 1 or low is None or high is None or own is None or behaviour is None:
+        return None
+    counted = steps.is_step & (steps.times == 0)
+    weights = np.exp(own - behaviour)[counted], np.exp(log_target - behaviour)[counted]
+    differs = np.maximum(choices - steps.choices, 0).sum(axis=1)[counted]
+    clusters = None if steps.clusters is None else steps.clusters[steps.episodes[counted]]
+    rewards = (steps.rewards[counted] - low) / (high - low)
+    ends = feature_importance.interval(weights, rewards, differs, clusters)
+    return (high - low) * ends[0], (high - low) * ends[1]
+
+
+def _baselines(log: _Log) -> dict[str, Estimates]:
+    """Returns the estimates of policies that need no training, beside the behaviour policy."""
+    even, names, given = log.steps.even, list(log.steps.action_names), log.options.baseline_action
+    if even is None:
+        if given is not None:
+            raise UserValueError(f'got the baseline action {given!r}; need data with a single Discrete action')
+        return {}
+    if given is not None and given not in names:
+        known = ', '.join(names)
+        raise UserValueError(f'got the baseline action {given!r}; need one of {known:.200}')
+    actions, rows = log.steps.actions[:, 0].astype(int), np.arange(len(even))
+    with np.errstate(divide='ignore'):
+        log_even = np.log(even[rows, actions])
+
+    def log_always(action: np.ndarray) -> np.ndarray:
+        """Returns the log-probabilities of a policy that takes an action of each row, if legal."""
+        own = np.where(actions == action, 0.0, -np.inf)
+        return np.where(even[rows, action] > 0, own, log_even)
+
+    def always(action: np.ndarray, *more: Any) -> Estimates:
+        is_legal = even[rows, action] > 0
+        choices = np.where(is_legal[:, np.newaxis], np.eye(even.shape[1])[action], even)
+        return log.estimates(log_always(action), log.expected_of(choices), *more)
+
+    found = {'uniform': log.estimates(log_even, log.expected_of(even))}
+    if log.log_behaviour is not None:
+        best = _best_constants(log, np.unique(actions[log.steps.is_step]), log_always)
+        first, second = (names[action] for action in best)
+        note = f'{first!r} for one half of the data and {second!r} for the other, by the other half'
+        found['best constant'] = always(best[log.halves[log.steps.episodes]], True, note)
+    if given is not None:
+        found[f'always {given}'] = always(np.full(len(rows), names.index(given)))
+    return found
+
+
+def _best_constants(log: _Log, actions: np.ndarray, log_always: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Returns for each half of the episodes the action that is the best one in the other half, [2].
+
+    Chosen and judged by the same episodes it would be too good: the best of many is lucky, too.
+    """
+    others = np.stack([log.halves == 1, log.halves == 0])
+    scores = []
+    for action in actions.tolist():
+        episodes = log.episodes(log_always(np.full(len(log.steps.rewards), action)))
+        values = estimators.weighted_importance_sampling(episodes)(others.astype(float))
+        weights = episodes.log_weights[:, -1]
+        sizes = [estimators.effective_sample_size(weights[other]) for other in others]
+        # An action of few episodes is chosen only if no other has more.
+        scores.append([(min(size, _FEW_EPISODES), value) for size, value in zip(sizes, values, strict=True)])
+    best = (max(range(len(actions)), key=lambda i: scores[i][half]) for half in (0, 1))
+    return actions[list(best)]
 
 
 def padded_array(shape: tuple[int, int], places: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> np.ndarray:
@@ -288,38 +459,3 @@ def _log_behaviour(
         found = linear_models.log_densities(states, actions, bounds)
     estimated[steps.is_step] = found
     return estimated, 'estimated'
-
-
-def _fitted(
-    steps: RecordedSteps, features: _ValueFeatures, horizon: int, options: OpeOptions
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """Returns the estimate of fitted Q evaluation; for each row q [S] and v [S], fitted to other episodes."""
-    # A step at the end of the file of an episode has no next state, unless it terminated.
-    last = np.cumsum(steps.lengths) - 1
-    used = np.flatnonzero(steps.is_step & ((steps.discounts == 0) | ~np.isin(np.arange(len(steps.rewards)), last)))
-    _, taken, expected = features
-    rows = linear_models.Rows(
-        taken[used],
-        expected,
-        used,
-        np.minimum(used + 1, len(steps.rewards) - 1),
-        steps.rewards[used],
-        options.gamma * steps.discounts[used],
-    )
-    num_episodes = len(steps.lengths)
-    # Values are fitted to other episodes than those that they are for, and to none of the same cluster.
-    clusters = np.arange(num_episodes) if steps.clusters is None else steps.clusters
-    names, index = np.unique(clusters, return_inverse=True)
-    halves = (np.random.default_rng(options.seed).permutation(len(names)) % 2)[index]
-    counts = np.stack([np.ones(num_episodes), halves, 1 - halves], axis=1)  # the whole data; each half
-    q_values, values, clipped = linear_models.fit(
-        rows, counts[steps.episodes[used]], horizon, np.maximum(horizon - steps.times, 0), options.gamma
-    )
-    other = 1 + halves[steps.episodes]  # column 1 is fitted to the episodes with 1, column 2 to the others
-    q_of_rows = np.zeros(len(steps.rewards))
-    q_of_rows[used] = np.take_along_axis(q_values, other[used, np.newaxis], axis=1)[:, 0]
-    return (
-        float(clipped[steps.starts, 0].mean()),
-        q_of_rows,
-        np.take_along_axis(values, other[:, np.newaxis], axis=1)[:, 0],
-    )

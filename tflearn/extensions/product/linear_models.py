@@ -14,6 +14,7 @@ N is the number of rows, S the number of states, D the number of features.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +33,33 @@ _SETTLED_PROBABILITY = 1e-6  # the greatest change of a probability
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Steps and states as features, in the order of the episodes.
+class Regression:
+    """Several ridge regressions on the same features, whatever the policy whose values they fit.
 
     Attributes:
       features: of the actions that were taken, [N, D].
+      weights: how often each row counts in each of W fits, [N, W].
+      ridge: the penalty of the parameters, relative to the mean square of the features.
+    """
+
+    features: np.ndarray
+    weights: np.ndarray
+    ridge: float = 1e-6
+
+    @functools.cached_property
+    def _inverses(self) -> np.ndarray:  # [W, D, D]
+        return np.stack([_inverse(self.features, column, self.ridge) for column in self.weights.T])
+
+    def parameters(self, targets: np.ndarray) -> np.ndarray:
+        """Returns the parameters of each fit, [D, W], to targets [N, W]."""
+        return np.einsum('wde,ew->dw', self._inverses, self.features.T @ (self.weights * targets))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Steps and what the evaluated policy does in each state, in the order of the episodes.
+
+    Attributes:
       state_features: the mean over the evaluated policy's actions in each state, [S, D].
       states: the index of each row's state, [N].
       next_states: the index of the state after it; any one after a termination, [N].
@@ -44,7 +67,6 @@ class Rows:
       discounts: gamma d_t, [N].
     """
 
-    features: np.ndarray
     state_features: np.ndarray
     states: np.ndarray
     next_states: np.ndarray
@@ -53,32 +75,31 @@ class Rows:
 
 
 def fit(
-    rows: Rows, weights: np.ndarray, num_steps: int, steps_left: np.ndarray, gamma: float, ridge: float = 1e-6
+    regression: Regression, rows: Rows, num_steps: int, steps_left: np.ndarray, gamma: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fits several Q functions, each to the rows that have a weight for it, and computes the values of all rows.
 
     Args:
+      regression: the features of the rows, and which of them each of W fits has.
       rows: the data.
-      weights: how often each row counts in each of W fits, [N, W].
       num_steps: the number of steps for which values are fitted.
       steps_left: the number of steps that are left in each state, [S], from 0 to `num_steps`.
       gamma: the discount, for the range of the values.
-      ridge: the penalty of the parameters, relative to the mean square of the features.
 
     Returns:
       (q, v, c): Q of each row [N, W], with the steps that are left in its state; V and C of each state [S, W].
     """
-    inverses = np.stack([_inverse(rows.features, column, ridge) for column in weights.T])  # [W, D, D]
     low, high = min(0.0, rows.rewards.min()), max(0.0, rows.rewards.max())
-    q_values, values = np.zeros(weights.shape), np.zeros((len(steps_left), weights.shape[1]))
+    (num_rows, size), num_fits = regression.features.shape, regression.weights.shape[1]
+    q_values, values = np.zeros((num_rows, num_fits)), np.zeros((len(steps_left), num_fits))
     clipped, means, current = np.zeros(values.shape), np.zeros(values.shape), np.zeros(values.shape)
-    theta = np.zeros((rows.features.shape[1], weights.shape[1]))
+    theta = np.zeros((size, num_fits))
     rewards, discounts = rows.rewards[:, np.newaxis], rows.discounts[:, np.newaxis]
     settled, largest = False, 0.0  # the largest sum of k discounts
     for k in range(1, num_steps + 1):
         if not settled:
             targets = rewards + discounts * current[rows.next_states]
-            theta = np.einsum('wde,ew->dw', inverses, rows.features.T @ (weights * targets))
+            theta = regression.parameters(targets)
             largest = 1.0 + gamma * largest
             means = rows.state_features @ theta
             before, current = current, np.clip(means, low * largest, high * largest)
@@ -86,7 +107,7 @@ def fit(
         here = steps_left == k
         values[here], clipped[here] = means[here], current[here]
         here = here[rows.states]
-        q_values[here] = rows.features[here] @ theta
+        q_values[here] = regression.features[here] @ theta
     return q_values, values, clipped
 
 

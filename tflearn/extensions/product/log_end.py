@@ -2,11 +2,11 @@
 
 import math
 import pathlib
-import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from tflearn.extensions.product import log_files
 from tflearn.extensions.serving.decision_files import CLOCK_SECS, begun_at
 
 
@@ -22,7 +22,7 @@ class LogEnd:
 
     def __init__(self, outcomes: Sequence[pathlib.Path]):
         """Takes the files of outcomes."""
-        self._sources = {_source(path): -math.inf for path in outcomes}
+        self._sources = {log_files.source(path): -math.inf for path in outcomes}
         self._decided = -math.inf
         self._unread = min(_unread(outcomes), default=(math.inf, ''))
 
@@ -32,7 +32,7 @@ class LogEnd:
 
     def add_outcomes(self, path: pathlib.Path, times: np.ndarray) -> None:
         """Takes the times of outcomes in a file."""
-        source = _source(path)
+        source = log_files.source(path)
         self._sources[source] = max(self._sources[source], _newest(path, times))
 
     def add_decisions(self, path: pathlib.Path, times: np.ndarray) -> None:
@@ -43,11 +43,6 @@ class LogEnd:
         """Returns the time of the end [s since 1970], and what it is the time of."""
         sources = [(at, f'the newest outcome of {name}') for name, at in self._sources.items()]
         return min([*sources, (self._decided, 'the newest decision'), self._unread])
-
-
-def _source(path: pathlib.Path) -> str:
-    word = re.match(r'[^\W\d_]*', path.name)
-    return f'{path.parent / (word[0] if word else "")}*'
 
 
 def _newest(path: pathlib.Path, times: np.ndarray) -> float:

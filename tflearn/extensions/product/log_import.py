@@ -24,14 +24,13 @@ from tflearn.data.conversion import new_directory
 from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
-from tflearn.extensions.product import table_values, tables
+from tflearn.extensions.product import log_files, table_values, tables
 from tflearn.extensions.product.log_rows import (
     ACTION,
     ROWS_OF_A_FILE,
     ColumnMap,
     Report,
     RowEncoder,
-    named_features,
     read_map,
 )
 from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
@@ -48,7 +47,7 @@ _DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes
 
 
 def import_logs(
-    paths: Sequence[pathlib.Path],
+    paths: Sequence[str | pathlib.Path],
     column_map: pathlib.Path,
     output: pathlib.Path,
     vocabularies: pathlib.Path | None = None,
@@ -59,18 +58,23 @@ def import_logs(
     """Writes the episodes of logs to a new data set, see `run`; returns what was found, in lines.
 
     Args:
-      paths: files in CSV, Parquet, Arrow or JSON lines.
+      paths: files, and directories of such, see `log_files.find`.
       column_map: the file that says what each column means.
       output: the new directory.
       vocabularies: an earlier data set, whose vocabularies are taken.
       compress: compress the files with gzip.
-      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then.
+      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then. Its paths may
+        be directories too.
       **options: see `Report`.
     """
     report = Report(**options)
     mapped = read_map(column_map, _DECISIONS if outcomes is not None else {})
-    joined = None if outcomes is None else options_of(mapped.outcomes, **outcomes)
-    run(paths, mapped, output, report, vocabularies, compress, joined)
+    joined = None
+    if outcomes is not None:
+        found = log_files.find(outcomes['paths'], 'outcomes')
+        joined = options_of(mapped.outcomes, **{**outcomes, 'paths': found})
+    files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
+    run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
 
 
@@ -119,10 +123,11 @@ def run(
             if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
                 if by == 'key' or not outcomes:
                     rows = stack.enter_context(_divided(rows, encoder.dtype, by))
-                order = _Order(paths, keys, report)
+                order = _Order(log_files.labels(paths), keys, report)
                 rows = (order(part) for part in rows if len(part))
             else:
-                rows = (part[~part['bad']] for part in rows)
+                # Of a decision for several slots all or none are left.
+                rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
             report.actions = ActionTable(encoder.actions)
             known = _counted(_by_knowledge(rows), report.actions)
             for name, records in _ahead(_records(writer('').encoder, known, keys)):
@@ -153,6 +158,8 @@ def _write_facts(
     write_json(directory / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
     facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
     facts[metadata.STATED] = dict(mapped.stated)
+    observed = [each for each in mapped.features if each.name.startswith('observation.')]
+    facts[metadata.MISSING] = {each.name: each.missing for each in observed if each.missing is not None}
     facts |= {'import_warnings': report.warnings} if report.warnings else {}
     columns.write_metadata(directory, {**facts, **metadata.versions()})
 
@@ -182,12 +189,12 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
     found: dict[str, set[str]] = {name: set() for name in missing}
     names = list(dict.fromkeys(missing.values()))
     chosen = dataclasses.replace(mapped.columns, names=names, categories=names)
-    for block in itertools.chain.from_iterable(tables.read(path, chosen) for path in paths):
+    for _, block in tables.read(paths, chosen):
         for name, column in missing.items():
             array = block.columns[column]
             feature = mapped.feature(name)
             if feature and feature.kind == 'features':
-                array = named_features(array, bool(feature.length))[0]
+                array = table_values.named_features(array, bool(feature.length))[0]
             elif feature and feature.length:
                 array = table_values.lists(array)[0]
             found[name].update(table_values.distinct(array))
@@ -201,9 +208,9 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
 
 def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
     """Yields the rows of all files."""
-    for i, path in enumerate(paths):
-        for block in _ahead(tables.read(path, mapped.columns)):
-            yield encoder(path, i, block)
+    labels = log_files.labels(paths)
+    for i, block in _ahead(tables.read(paths, mapped.columns)):
+        yield encoder(labels[i], i, block)
 
 
 def _ahead(items: Iterator[_T]) -> Iterator[_T]:
@@ -240,13 +247,13 @@ def _content(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
 class _Order:
     """Puts the rows of whole episodes in order: without doubles, and without the episodes that have a bad row."""
 
-    paths: Sequence[pathlib.Path]
+    labels: Sequence[str]
     keys: Collection[str]
     report: Report
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         if (rows['row'][1:] < rows['row'][:-1]).any():
-            rows = rows[np.argsort(rows['row'])]
+            rows = rows[np.argsort(rows['row'], kind='stable')]
         first = _first_rows(rows)
         if (first[1:] < first[:-1]).any():
             order = np.argsort(first, kind='stable')
@@ -259,9 +266,13 @@ class _Order:
         if 'id' in self.keys:
             by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
             order = np.lexsort([rows[name] for name in by])
-            double = order[1:][np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])]
+            is_same = np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])
+            # The slots of a decision are rows of one number, and no doubles of each other.
+            first_of = np.maximum.accumulate(np.where(np.r_[True, ~is_same], np.arange(len(rows)), 0))
+            double = order[rows['row'][order] != rows['row'][order][first_of]]
         else:
-            double = 1 + np.flatnonzero(_same(rows, 'key')) if 'time' in self.keys else np.arange(0)
+            again = _same(rows, 'key') & ~_same(rows, 'row')
+            double = 1 + np.flatnonzero(again) if 'time' in self.keys else np.arange(0)
             for name in (name for name in rows.dtype.names if name not in ('row', 'key')):
                 double = double[_equal(rows[name][double], rows[name][double - 1])]
         if not self._found(rows, 'duplicate', double, 'each row once') and len(double):
@@ -275,10 +286,11 @@ class _Order:
     def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
         """Counts rows; returns whether they are refused, and marks them then."""
         refused = self.report.found(kind, 'rows', len(which))
-        for i in which.tolist() if refused else ():
-            rows['bad'][i] = True
-            file, row = divmod(int(rows['row'][i]), ROWS_OF_A_FILE)
-            self.report.bad(f'{self.paths[file].name}, row {row}', f'a {kind}', f'{need}, by --refuse')
+        if refused:
+            rows['bad'][which] = True
+            places = [divmod(row, ROWS_OF_A_FILE) for row in rows['row'][which].tolist()]
+            reason = f'a {kind}', f'{need}, by --refuse'
+            self.report.bad([(f'{self.labels[file]}, row {row}', *reason) for file, row in places])
         return refused
 
 

@@ -20,14 +20,15 @@ from tf_agents.specs import tensor_spec
 from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
+from tflearn.data import metadata
 from tflearn.data.action_table import ActionTable
-from tflearn.extensions.product import table_values, tables
+from tflearn.extensions.product import csv_rows, table_values, tables
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
 _VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
 _KEYS = ('episode', 'id', 'time', 'cluster', *_VERSIONS)
 _OUTCOMES = 'outcomes'
-_RANGE, _RETURNS, _LONGEST = 'reward_range', 'return_range', 'longest'
+_RANGE, _RETURNS, _LONGEST, _SEPARATOR = 'reward_range', 'return_range', 'longest', 'separator'
 ACTION = 'action'
 
 
@@ -107,13 +108,15 @@ class ColumnMap:
       keys: the columns of `_KEYS`, by these names; those that are there.
       outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
       stated: what the gate may take for certain: `low` and `high` of the rewards, or of their sums, if `whole`; and
-        `longest`, the most steps of an episode; those that are there.
+        `longest`, the most steps of an episode; and whether they are independent slots; those that are there.
+      separator: what stands between the cells of CSV, see `tables.Columns`.
     """
 
     features: tuple[Feature, ...]
     keys: Mapping[str, str]
     outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stated: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    separator: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -127,7 +130,7 @@ class ColumnMap:
         lists = {
             each.columns[0]: 2 if each.width else 1 for each in self.features if each.length or each.kind == 'mask'
         }
-        return tables.Columns(self.names, numeric, lists)
+        return tables.Columns(self.names, numeric, lists, separator=self.separator)
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""
@@ -155,7 +158,8 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
     parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
     keys = {name: given[name] for name in _KEYS if name in given}
     features = tuple(_feature(name, value) for name, value in parts.items())
-    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), _stated(given))
+    separator = csv_rows.checked_separator(given.get(_SEPARATOR))
+    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), _stated(given), separator)
     action = found.feature(ACTION)
     masks = [each.name for each in found.features if each.kind == 'mask']
     if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
@@ -166,7 +170,7 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
 
 
 def _stated(given: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the range of the rewards and the longest episode."""
+    """Returns what the map says of the rewards and of episodes."""
     found: dict[str, float] = {}
     if _RANGE in given and _RETURNS in given:
         raise UserValueError(f'got {_RANGE} and {_RETURNS}; need one of them')
@@ -182,12 +186,17 @@ def _stated(given: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
             raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r:.100}; need the most steps of an episode')
         found[_LONGEST] = given[_LONGEST]
+    if metadata.SLOTS in given:
+        if not isinstance(given[metadata.SLOTS], bool):
+            raise UserValueError(f'got {metadata.SLOTS} = {given[metadata.SLOTS]!r:.100}; need true or false')
+        found[metadata.SLOTS] = given[metadata.SLOTS]
     return found
 
 
 def _check_tables(given: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown tables, or if some are missing."""
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, _RANGE, _RETURNS, _LONGEST)
+    stated = _RANGE, _RETURNS, _LONGEST, metadata.SLOTS
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, *stated, _SEPARATOR)
     if unknown := [name for name in given if name not in known]:
         raise UserValueError(f'got {unknown[0]!r:.100} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
@@ -225,7 +234,7 @@ def _feature(name: str, value: Any) -> Feature:
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 LARGEST = float(np.finfo(np.float32).max)
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
-_MAX_NAMED = 10
+_MAX_NAMED = 10  # bad rows of each kind that are logged
 _MAX_NUMBERS = 1 << 18  # of a part of a row
 
 Vocabularies = Mapping[str, Sequence[str]]
@@ -249,14 +258,20 @@ class Report:
     warnings: list[str] = dataclasses.field(default_factory=list)
     actions: ActionTable = dataclasses.field(default_factory=ActionTable)
 
-    def bad(self, place: str, got: str, need: str) -> None:
-        """Counts a bad row; raises ValueError if that is one too many."""
-        self.counts['bad rows'] += 1
-        if self.counts['bad rows'] > self.max_bad_rows:
-            most = f'--max_bad_rows={self.max_bad_rows}'
-            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or allow more than {most}')
-        if self.counts['bad rows'] <= _MAX_NAMED:
-            logging.warning('left out a row: got %s in %s; need %s', got, place, need)
+    def bad(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Counts bad rows, each with its place, what was got and what is needed; raises ValueError for too many."""
+        room = self.max_bad_rows - self.counts['bad rows']
+        for place, got, need in rows:
+            column, separator, _ = got.partition(' = ')
+            kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
+            self.counts['bad rows'] += 1
+            self.counts[kind] += 1
+            if self.counts[kind] <= _MAX_NAMED and len(rows) <= room:
+                logging.warning('left out a row: got %s in %s; need %s', got, place, need)
+        if len(rows) > room:
+            place, got, need = rows[room]
+            more = f'allow more than --max_bad_rows={self.max_bad_rows}; {self.counts["bad rows"]} are bad so far'
+            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or {more}')
 
     def found(self, kind: str, name: str, count: int) -> bool:
         """Counts what `kind` of `REFUSALS` was found in a part; returns whether it is refused."""
@@ -286,6 +301,8 @@ class RowEncoder:
         self._num_actions = len(vocabularies.get(ACTION, ()))
         action = column_map.feature(ACTION)
         self._start = int(action.bounds[0]) if action and action.kind == 'integer' else 0
+        # Numbers have a density in place of a probability, which is above 1 in a narrow range.
+        self._has_density = action is not None and action.kind == 'number'
         self.actions = dict(enumerate(vocabularies.get(ACTION, ()), self._start))
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
@@ -317,13 +334,15 @@ class RowEncoder:
             return tensor_spec.BoundedTensorSpec(shape, dtype, *feature.bounds)
         return tf.TensorSpec(shape, tf.float32)
 
-    def __call__(self, path: pathlib.Path, number: int, block: tables.Block) -> np.ndarray:
-        """Returns the rows of a block of a file, [N] of `dtype`; `number` is that of the file."""
+    def __call__(self, label: str, number: int, block: tables.Block) -> np.ndarray:
+        """Returns the rows of a block of a file, [N] of `dtype`; it has a name for messages, and a number."""
         rows = np.zeros(len(block.rows), self.dtype)
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
         self._report.counts['rows'] += len(rows) + len(block.lost) + block.num_unlabelled
         if block.num_unlabelled:
             self._report.counts['decisions without a cost'] += block.num_unlabelled
+        for name in block.absent if len(rows) else ():
+            self._report.counts[f'rows of files without the column {name}'] += len(rows)
         one = BlockChecks(block, self._report)
         reward = self._map.feature('reward')
         for each in self._map.features:
@@ -343,7 +362,7 @@ class RowEncoder:
         if reward:  # last of all: a row with nothing but a wrong reward is a decision all the same
             rows['reward'] = self._part(one, reward)
             rows['reward'][list(block.bad)] = np.nan
-        one.report_bad(path)
+        one.report_bad(label)
         return rows
 
     def _part(self, one: 'BlockChecks', feature: Feature) -> np.ndarray:
@@ -385,7 +404,7 @@ class RowEncoder:
     def _named(self, one: 'BlockChecks', feature: Feature, array: Any) -> np.ndarray:
         """Returns vectors of named numbers, [N, D], or [N, length, D]: equal names are added up."""
         column, shape, num_rows = feature.columns[0], self.dtype[feature.name].shape, len(array)
-        names, values, rows, places, wrong = named_features(array, bool(feature.length))
+        names, values, rows, places, wrong = table_values.named_features(array, bool(feature.length))
         one.mark(wrong, column, 'features with spaces between them' + (', in a list' if feature.length else ''))
         one.mark(rows[places >= (feature.length or 1)], column, f'at most {feature.length} elements')
         one.mark(rows[~(np.abs(values) <= LARGEST)], column, 'names, each with a finite number of float32, if any')
@@ -415,38 +434,17 @@ class RowEncoder:
         """Marks actions that were not possible, and probabilities that are none."""
         for each in self._map.features:
             column, values = each.columns[0], rows[each.name]
-            if each.name == 'propensity':
+            if each.name == 'propensity' and self._has_density:
+                one.mark(~((values > 0) & np.isfinite(values)), column, 'a density above 0')
+            elif each.name == 'propensity':
                 one.mark(~((values > 0) & (values <= 1)), column, 'a probability above 0, and at most 1')
             elif each.name == ACTION and each.kind == 'number':
                 low, high = each.bounds
                 outside = (values < low) | (values > high)
-                one.mark(outside.reshape(len(rows), -1).any(axis=1), column, f'{low:g} to {high:g}')
+                one.mark(outside.any(axis=tuple(range(1, outside.ndim))), column, f'{low:g} to {high:g}')
             elif each.kind == 'mask':
                 allowed = values[np.arange(len(rows)), rows[ACTION] - self._start] == 1
                 one.mark(~allowed, column, 'the action of the row among those that are allowed')
-
-
-def named_features(array: Any, is_list: bool) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Reads named numbers.
-
-    Args:
-      array: texts, or lists of texts.
-      is_list: which of both.
-
-    Returns:
-      The name and the number of each, the row in which it is and the element of that row's list, [M]; and which rows
-      are no such texts, [N].
-    """
-    num_rows = len(array)
-    rows, places, wrong = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
-    if is_list:
-        array, lengths, _, wrong = table_values.lists(array)
-        rows = np.repeat(rows, lengths)
-        places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat, counts, _, of_elements = table_values.lists(array)
-    wrong[rows[of_elements]] = True
-    names, values = table_values.named(flat)
-    return names, values, np.repeat(rows, counts), np.repeat(places, counts), wrong
 
 
 class BlockChecks:
@@ -461,11 +459,11 @@ class BlockChecks:
             if i not in self.block.bad:
                 self.block.bad[i] = f'{column} = {tables.shown(self.block.columns[column], i)}', need
 
-    def report_bad(self, path: pathlib.Path) -> None:
-        """Reports all bad rows."""
+    def report_bad(self, label: str) -> None:
+        """Reports all bad rows of a file with this name."""
         bad = {int(self.block.rows[i]): reason for i, reason in self.block.bad.items()}
-        for row, reason in sorted({**self.block.lost, **bad}.items()):
-            self._report.bad(f'{path.name}, row {row}', *reason)
+        all_of = sorted({**self.block.lost, **bad}.items())
+        self._report.bad([(f'{label}, row {row}', *reason) for row, reason in all_of])
 
     def numbers(self, feature: Feature, read: Any = table_values.numbers) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""

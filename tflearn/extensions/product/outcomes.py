@@ -15,7 +15,7 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
-from tflearn.extensions.product import table_values, tables
+from tflearn.extensions.product import csv_rows, log_files, table_values, tables
 from tflearn.extensions.product.log_end import LogEnd
 from tflearn.extensions.product.log_rows import ACTION, LARGEST, ROWS_OF_A_FILE, BlockChecks, Feature, Report
 
@@ -36,6 +36,7 @@ class OutcomeOptions:
       time: the column of the time.
       double: the column of the outcome's own id, by which doubles are known. Outcomes without one are known by id,
         reward and time; files need not have it.
+      separator: what stands between the cells of CSV, see `tables.Columns`.
       window_secs: seconds after the decision in which outcomes count; None is any time.
       default_reward: the reward of a decision without an outcome; None leaves it out.
       combine: of several outcomes of a decision, in the order of their times.
@@ -52,6 +53,7 @@ class OutcomeOptions:
     reward: str = 'reward'
     time: str = 'time'
     double: str = 'outcome_id'
+    separator: str | None = None
     window_secs: PositiveFloat | None = None
     default_reward: float | None = None
     combine: Literal['first', 'sum', 'last'] = 'last'
@@ -102,25 +104,26 @@ class Outcomes:
         """Yields all outcomes; raises ValueError for bad rows beyond what the report allows."""
         options = self._options
         names = [options.id, options.reward, options.time]
-        columns = tables.Columns(names, [options.reward], optional=[options.double])
-        for path in options.paths:
-            for block in tables.read(path, columns):
-                rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
-                rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
-                rows['time'] = one.numbers(Feature('time', (options.time,)), table_values.times)[0]
-                late = self._end.is_wrong(path, rows['time'])
-                one.mark(late, options.time, 'seconds since 1970 (no milliseconds), not after its file was written')
-                rows['id'], missing = table_values.hashes(block.columns[options.id])
-                one.mark(missing, options.id, 'an id')
-                rows['double'], without = table_values.hashes(block.columns[options.double])
-                rows['double'][without] = _mixed(rows['time'], rows['reward'])[without]
-                one.report_bad(path)
-                self._report.counts['outcomes'] += len(rows)
-                bad = list(block.bad)
-                self._end.add_outcomes(path, np.delete(rows['time'], bad))
-                # The decision of a wrong outcome is known all the same.
-                rows['time'][bad], rows['reward'][bad] = -math.inf, math.nan
-                yield rows[~missing]
+        columns = tables.Columns(names, [options.reward], optional=[options.double], separator=options.separator)
+        labels = log_files.labels(options.paths)
+        for i, block in tables.read(options.paths, columns):
+            path = options.paths[i]
+            rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
+            rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
+            rows['time'] = one.numbers(Feature('time', (options.time,)), table_values.times)[0]
+            late = self._end.is_wrong(path, rows['time'])
+            one.mark(late, options.time, 'seconds since 1970 (no milliseconds), not after its file was written')
+            rows['id'], missing = table_values.hashes(block.columns[options.id])
+            one.mark(missing, options.id, 'an id')
+            rows['double'], without = table_values.hashes(block.columns[options.double])
+            rows['double'][without] = _mixed(rows['time'], rows['reward'])[without]
+            one.report_bad(labels[i])
+            self._report.counts['outcomes'] += len(rows)
+            bad = list(block.bad)
+            self._end.add_outcomes(path, np.delete(rows['time'], bad))
+            # The decision of a wrong outcome is known all the same.
+            rows['time'][bad], rows['reward'][bad] = -math.inf, math.nan
+            yield rows[~missing]
 
     def watched(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yields all decisions, which have to be read before some are joined."""
@@ -181,6 +184,8 @@ class Outcomes:
         else:
             order = slice(None, None, -1) if options.combine == 'first' else slice(None)
             decisions['reward'][of[order]] = found['reward'][order]  # the last write counts
+            if others := int(np.count_nonzero(found['reward'] != decisions['reward'][of])):
+                counts['outcomes with another reward than the one that counts'] += others
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
         counts['decisions without an outcome'] += int(np.count_nonzero(without))
         decisions['reward'][without] = options.default_reward or 0.0
@@ -255,7 +260,8 @@ def _mixed(times: np.ndarray, rewards: np.ndarray) -> np.ndarray:
 
 def options_of(given: Mapping[str, str], paths: Sequence[pathlib.Path], **options: Any) -> OutcomeOptions:
     """Returns the options with the columns that a column map names; raises ValueError for other keys."""
-    columns = ('id', 'reward', 'time', 'double')
+    columns = ('id', 'reward', 'time', 'double', 'separator')
     if not isinstance(given, dict) or not set(given) <= set(columns):
         raise UserValueError(f'got outcomes = {given!r}; need a table of columns, some of {", ".join(columns)}')
+    csv_rows.checked_separator(given.get('separator'))
     return OutcomeOptions(paths, **{**given, **options})

@@ -130,7 +130,7 @@ def _write(
 
         @functools.cache
         def writer(part: str, name: str) -> EpisodeWriter:
-            about = {'split': {**facts, 'part': part}, metadata.STATED: metadata.stated(reader.directories)}
+            about = {'split': {**facts, 'part': part}, **metadata.kept(reader.directories)}
             made = EpisodeWriter(begun / part / name, specs, reader.columns, metadata=about, compress=compress)
             return closing.enter_context(contextlib.closing(made))
 

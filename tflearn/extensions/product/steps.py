@@ -23,9 +23,10 @@ from tflearn.core.settings import (
     Range,
     checked_dataclass,
 )
+from tflearn.extensions.product import log_files, tables
 from tflearn.files import messages
 from tflearn.files.numbered import Numbered
-from tflearn.files.run_dir import RunDir, local_path, log_files, read_json, write_atomically, write_json
+from tflearn.files.run_dir import RunDir, local_path, read_json, write_atomically, write_json
 from tflearn.policies import states, versions
 
 with extras.needed_by('tflearn loop'):
@@ -152,7 +153,7 @@ class Rounds:
         """
         given = {'decisions': decisions, 'outcomes': outcomes}
         try:
-            files = {name: log_files(paths, name) for name, paths in given.items()}
+            files = {name: log_files.find(paths, name) for name, paths in given.items()}
         except UserValueError:  # nothing is logged yet
             return None
         before = self._all()
@@ -169,8 +170,7 @@ class Rounds:
 
     def _count(self, path: pathlib.Path) -> int:
         if path not in self._lines:
-            with path.open('rb') as file:
-                self._lines[path] = sum(1 for _ in file)
+            self._lines[path] = tables.num_rows(path)
         return self._lines[path]
 
 

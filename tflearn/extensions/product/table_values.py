@@ -223,3 +223,26 @@ def hashes(array: Array) -> tuple[np.ndarray, np.ndarray]:
         after = (after ^ after >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = np.where(lengths > 8 * k, after ^ after >> np.uint64(32), mixed)
     return mixed, missing
+
+
+def named_features(array: Any, is_list: bool) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Reads named numbers.
+
+    Args:
+      array: texts, or lists of texts.
+      is_list: which of both.
+
+    Returns:
+      The name and the number of each, the row in which it is and the element of that row's list, [M]; and which rows
+      are no such texts, [N].
+    """
+    num_rows = len(array)
+    rows, places, wrong = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
+    if is_list:
+        array, lengths, _, wrong = lists(array)
+        rows = np.repeat(rows, lengths)
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    flat, counts, _, of_elements = lists(array)
+    wrong[rows[of_elements]] = True
+    names, values = named(flat)
+    return names, values, np.repeat(rows, counts), np.repeat(places, counts), wrong

@@ -19,7 +19,7 @@ import numpy as np
 
 from tflearn.core import extras, forms
 from tflearn.core.errors import UserOSError, UserValueError
-from tflearn.extensions.product import csv_rows, vw_rows
+from tflearn.extensions.product import csv_rows, log_files, vw_rows
 from tflearn.extensions.product.csv_rows import Reason
 
 with extras.needed_by('tflearn data import'):
@@ -28,10 +28,6 @@ with extras.needed_by('tflearn data import'):
     import pyarrow.json
     import pyarrow.parquet
 
-FORMATS = {
-    '.csv': 'csv', '.parquet': 'parquet', '.arrow': 'arrow', '.feather': 'arrow', '.jsonl': 'json', '.json': 'json',
-    '.ndjson': 'json', '.dsjson': 'dsjson', '.vw': 'vw', '.dat': 'vw', '.txt': 'vw',
-}  # fmt: skip
 _BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 1 << 15
 _SHOWN = 60  # characters of a value
 
@@ -48,6 +44,7 @@ class Block:
       bad: rows of which something is wrong, by index: what was found, and what is needed.
       lost: the same of rows that are no rows of the table, by number.
       num_unlabelled: decisions that are no rows, since nothing came of them.
+      absent: columns that the file does not have: they are null.
     """
 
     columns: dict[str, Array]
@@ -55,6 +52,7 @@ class Block:
     bad: dict[int, Reason] = dataclasses.field(default_factory=dict)
     lost: dict[int, Reason] = dataclasses.field(default_factory=dict)
     num_unlabelled: int = 0
+    absent: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +60,12 @@ class Columns:
     """The columns that are read.
 
     Attributes:
-      names: those that a file must have.
+      names: those that at least one file must have: where others do not, as older ones may, they are null.
       numeric: those of them that hold numbers.
       lists: those of them that hold lists: 1, or 2 for lists of lists.
       categories: those of them of which only the different values are needed.
-      optional: more columns, which are null where a file does not have them.
+      optional: more columns, which no file must have.
+      separator: what stands between the cells of CSV; None takes the one of the first line.
     """
 
     names: Sequence[str]
@@ -74,41 +73,101 @@ class Columns:
     lists: Mapping[str, int] = dataclasses.field(default_factory=dict)
     categories: Collection[str] = ()
     optional: Sequence[str] = ()
+    separator: str | None = None
 
-    def check(self, path: pathlib.Path, found: Collection[str]) -> None:
-        """Raises ValueError if a file with these columns lacks one, or has one twice."""
-        listed = list(found)
-        for name in self.names:
-            if listed.count(name) != 1:
-                raise UserValueError(
-                    f'got {path} with {listed.count(name)} columns {name!r}; need one; it has {", ".join(listed):.300}'
-                )
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self.names, self.optional)
 
 
-def read(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
-    """Yields the rows of a file, block by block.
+@dataclasses.dataclass
+class _File:
+    """A file that is open.
+
+    Attributes:
+      names: its columns in their order; none if it has no row that names some.
+      blocks: its rows.
+    """
+
+    names: Sequence[str]
+    blocks: Iterator[Block]
+
+
+def read(paths: Sequence[pathlib.Path], columns: Columns) -> Iterator[tuple[int, Block]]:
+    """Yields the rows of files, block by block, each with the index of its file.
 
     Args:
-      path: a file, whose name ends with one of `FORMATS`; CSV and JSON may end with .gz besides.
-      columns: what is read of it.
+      paths: files, whose names end with one of `log_files.FORMATS`; those of text may end with .gz or .zst besides.
+      columns: what is read of them. A file may have a column in the name of a directory, such as date=2026-11-01.
 
     Raises:
-      ValueError: if the file is none of these, or lacks a column.
-      OSError: if it cannot be read.
+      ValueError: if a file is none of these, or has a column twice, or if no file has a column.
+      OSError: if one cannot be read.
     """
-    kind = FORMATS.get(path.with_suffix('').suffix if path.suffix == '.gz' else path.suffix)
+    names = [_names(path, columns) for path in paths]
+    of_directories = [log_files.partitions(path) for path in paths]
+    known = set().union(*names, *of_directories)
+    for name in columns.names if any(names) else ():
+        if name not in known:
+            it_has = f'{", ".join(names[0]):.300}'
+            raise UserValueError(f'got {paths[0]} with 0 columns {name!r}; need one; it has {it_has}')
+    for i, path in enumerate(paths):
+        with _errors_of(path):
+            for block in _open(path, columns).blocks:
+                _complete(block, columns, names[i], of_directories[i])
+                yield i, block
+
+
+def _names(path: pathlib.Path, columns: Columns) -> Sequence[str]:
+    with _errors_of(path):
+        names = _open(path, columns).names
+    for name in columns:
+        if (count := list(names).count(name)) > 1:
+            raise UserValueError(f'got {path} with {count} columns {name!r}; need one; it has {", ".join(names):.300}')
+    return names
+
+
+def _complete(block: Block, columns: Columns, names: Collection[str], of_directory: Mapping[str, str | None]) -> None:
+    """Makes all columns plain, and adds those that the file does not have."""
+    num_rows = len(block.rows)
+    for name in columns:
+        if name in block.columns and (name in names or name not in of_directory):
+            array = _plain(block.columns[name], name, columns.lists.get(name, 0), block)
+        else:
+            array = pa.repeat(pa.scalar(of_directory.get(name), pa.string()), num_rows)
+        block.columns[name] = array
+        # A later row of JSON may have a column that those before do not have.
+        if name in columns.names and {name}.isdisjoint([*names, *of_directory]) and array.null_count == num_rows:
+            block.absent.append(name)
+
+
+def num_rows(path: pathlib.Path) -> int:
+    """Returns how many rows a file has, or at least lines."""
+    with _errors_of(path):
+        if log_files.format_of(path) == 'parquet':
+            return pa.parquet.read_metadata(path).num_rows
+        if log_files.format_of(path) == 'arrow':
+            return sum(len(block.rows) for block in _open(path, Columns(())).blocks)
+        return sum(piece.count(b'\n') for piece in _pieces(path))
+
+
+def _open(path: pathlib.Path, columns: Columns) -> _File:
+    kind = log_files.format_of(path)
     if kind is None:
-        raise UserValueError(f'got {path}; need a file that ends with one of {", ".join(FORMATS)}, or .csv.gz')
+        raise UserValueError(
+            f'got {path}; need a file that ends with one of {", ".join(log_files.FORMATS)}, if it is text also with '
+            '.gz or .zst behind that'
+        )
     if kind == 'json' and vw_rows.is_dsjson(next(_pieces(path), b'')):
         kind = 'dsjson'
-    blocks = _BLOCKS[kind]
+    return _OPEN[kind](path, columns)
+
+
+@contextlib.contextmanager
+def _errors_of(path: pathlib.Path) -> Iterator[None]:
     try:
-        for block in blocks(path, columns):
-            for name in (*columns.names, *columns.optional):
-                array = block.columns.get(name, pa.nulls(len(block.rows)))
-                block.columns[name] = _plain(array, name, columns.lists.get(name, 0), block)
-            yield block
+        yield
     except pa.ArrowException as error:
+        kind = log_files.format_of(path)
         raise UserValueError(
             f'got {path}, which is no {kind} file ({_line(error)}); need one; write it again'
         ) from error
@@ -130,24 +189,39 @@ def _pieces(path: pathlib.Path) -> Iterator[bytes]:
             yield rest + b'\n'
 
 
-def _csv_blocks(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
+def _open_csv(path: pathlib.Path, columns: Columns) -> _File:
     pieces = _pieces(path)
     head, _, rest = next(pieces, b'').removeprefix(b'\xef\xbb\xbf').partition(b'\n')
     head = head.removesuffix(b'\r')
-    if not head or not csv_rows.is_row(head):
+    stated = columns.separator or ('\t' if '.tsv' in path.suffixes else None)
+    separators = [stated] if stated else csv_rows.separators(head) or [',']
+    if len(separators) > 1:
+        raise UserValueError(
+            f'got {path} with {" and ".join(map(repr, separators))} in its first line; need one separator; state it '
+            f'in the column map, such as separator = {separators[-1]!r}'
+        )
+    dialect = csv_rows.dialect(separators[0])
+    if not head or not dialect.row.fullmatch(head):
         raise UserValueError(f'got {path}, which is no csv file ({head[:40]!r}); need names in its first line')
-    names = next(csv.reader([head.decode(errors='replace')]))
-    columns.check(path, names)
-    index = {name: names.index(name) for name in (*columns.names, *columns.optional) if name in names}
+    names = next(csv.reader([head.decode(errors='replace')], delimiter=dialect.separator))
+    index = {name: names.index(name) for name in columns if name in names}
+    return _File(names, _csv_blocks(itertools.chain([rest], pieces, [None]), index, len(names), dialect))
+
+
+def _csv_blocks(
+    pieces: Iterator[bytes | None], index: dict[str, int], width: int, dialect: csv_rows.Dialect
+) -> Iterator[Block]:
     number, held = 2, b''
-    for piece in itertools.chain([rest], pieces, [None]):
+    for piece in pieces:
         data = held + (piece or b'')
-        found, rows, lost, held = csv_rows.divide(data, number, len(names), is_last=piece is None)
+        found, rows, lost, held = csv_rows.divide(data, number, width, piece is None, dialect)
         number += data.count(b'\n') - held.count(b'\n')
-        yield _csv_block(found, rows, lost, index, len(names))
+        yield _csv_block(found, rows, lost, index, width, dialect.separator)
 
 
-def _csv_block(data: bytes, rows: np.ndarray, lost: dict[int, Reason], index: dict[str, int], width: int) -> Block:
+def _csv_block(
+    data: bytes, rows: np.ndarray, lost: dict[int, Reason], index: dict[str, int], width: int, separator: str
+) -> Block:
     wrong: list[int] = []
 
     def skip(row: Any) -> str:
@@ -161,7 +235,7 @@ def _csv_block(data: bytes, rows: np.ndarray, lost: dict[int, Reason], index: di
     reading = pa.csv.ReadOptions(
         use_threads=False, block_size=len(data) + 1, column_names=[str(i) for i in range(width)]
     )
-    parsing = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
+    parsing = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip)
     wanted = [str(i) for i in index.values()]
     types = dict.fromkeys(wanted, pa.binary())
     conversion = pa.csv.ConvertOptions(check_utf8=False, column_types=types, include_columns=wanted)
@@ -171,24 +245,27 @@ def _csv_block(data: bytes, rows: np.ndarray, lost: dict[int, Reason], index: di
     return Block({name: table.column(str(i)) for name, i in index.items()}, np.delete(rows, wrong), lost=lost)
 
 
-def _parquet_blocks(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
+def _open_parquet(path: pathlib.Path, columns: Columns) -> _File:
     schema = pa.parquet.read_schema(path)
-    columns.check(path, schema.names)
-    texts = [name for name in columns.categories if pa.types.is_string(schema.field(name).type)]
-    names = [*columns.names, *(name for name in columns.optional if name in schema.names)]
+    names = [name for name in columns if name in schema.names]
+    categories = {name for name in columns.categories if name in names}
+    texts = [name for name in categories if pa.types.is_string(schema.field(name).type)]
+    return _File(schema.names, _parquet_blocks(path, names, texts))
+
+
+def _parquet_blocks(path: pathlib.Path, names: Sequence[str], texts: Sequence[str]) -> Iterator[Block]:
     with pa.parquet.ParquetFile(path, read_dictionary=texts) as file:
         yield from _batches(file.iter_batches(_BLOCK_ROWS, columns=names), names)
 
 
-def _arrow_blocks(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
-    with pa.memory_map(str(path)) as source:
-        is_file = source.read(6) == b'ARROW1'
-        source.seek(0)
-        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        columns.check(path, reader.schema.names)
-        names = [*columns.names, *(name for name in columns.optional if name in reader.schema.names)]
-        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
-        yield from _batches(batches, names)
+def _open_arrow(path: pathlib.Path, columns: Columns) -> _File:
+    source = pa.memory_map(str(path))
+    is_file = source.read(6) == b'ARROW1'
+    source.seek(0)
+    reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+    names = [name for name in columns if name in reader.schema.names]
+    return _File(reader.schema.names, _batches(batches, names))
 
 
 def _batches(batches: Iterator[Any], names: Sequence[str]) -> Iterator[Block]:
@@ -200,22 +277,33 @@ def _batches(batches: Iterator[Any], names: Sequence[str]) -> Iterator[Block]:
             number += len(part)
 
 
+def _open_json(path: pathlib.Path, columns: Columns) -> _File:
+    names: dict[str, None] = {}
+    for line in next(_pieces(path), b'').split(b'\n'):
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            names |= dict.fromkeys(row) if isinstance(row, dict) else {}
+        if names and names.keys() >= set(columns):
+            break
+    return _File([*names], _json_blocks(path, columns))
+
+
 def _json_blocks(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
     number = 1
     for data in _pieces(path):
-        yield _json_block(path, data, number, columns)
+        yield _json_block(data, number, columns)
         number += data.count(b'\n')
 
 
-def _json_block(path: pathlib.Path, data: bytes, number: int, columns: Columns) -> Block:
+def _json_block(data: bytes, number: int, columns: Columns) -> Block:
     """Returns the rows of some lines: all at once, or if they are no table of equal rows, one by one."""
-    count, names = data.count(b'\n'), [*columns.names, *columns.optional]
+    count, names = data.count(b'\n'), list(columns)
     with contextlib.suppress(pa.ArrowException, ValueError, AttributeError, RecursionError):
         first = json.loads(data.partition(b'\n')[0])
         schema = pa.schema([(name, _json_type(first.get(name), name in columns.numeric)) for name in names])
         options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior='ignore')
         table = pa.json.read_json(io.BytesIO(data), pa.json.ReadOptions(False, len(data) + 1), options)
-        if len(table) == count and set(columns.names) <= first.keys():
+        if len(table) == count:
             return Block({name: table.column(name) for name in names}, np.arange(number, number + count))
     rows, found = [], []
     lost: dict[int, Reason] = {}
@@ -233,34 +321,35 @@ def _json_block(path: pathlib.Path, data: bytes, number: int, columns: Columns) 
         elif value:
             rows.append(row)
             found.append(value)
-    if number == 1 and found:
-        columns.check(path, set().union(*found))
-    return Block(
-        {name: _json_array([value.get(name) for value in found]) for name in names}, np.array(rows, np.int64), lost=lost
-    )
+    arrays = {name: _json_array([value.get(name) for value in found]) for name in names}
+    return Block(arrays, np.array(rows, np.int64), lost=lost)
 
 
-def _vw_blocks(
+def _open_vw(
     path: pathlib.Path, columns: Columns, rows_of: Callable[..., Iterator[tuple[int, Any]]] = vw_rows.of_text
-) -> Iterator[Block]:
-    columns.check(path, vw_rows.COLUMNS)
+) -> _File:
     lines = itertools.chain.from_iterable(piece.split(b'\n')[:-1] for piece in _pieces(path))
-    found = rows_of(lines)
+    names = [name for name in columns if name in vw_rows.COLUMNS]
+    return _File(vw_rows.COLUMNS, _vw_blocks(rows_of(lines), names))
+
+
+def _vw_blocks(found: Iterator[tuple[int, Any]], names: Sequence[str]) -> Iterator[Block]:
     while some := list(itertools.islice(found, _BLOCK_ROWS)):
-        rows = {number: each for number, each in some if isinstance(each, dict)}
         lost = {number: each for number, each in some if isinstance(each, tuple)}
-        names = [name for name in (*columns.names, *columns.optional) if name in vw_rows.COLUMNS]
-        arrays = {name: _json_array([row.get(name) for row in rows.values()]) for name in names}
-        yield Block(arrays, np.array(list(rows), np.int64), {}, lost, len(some) - len(rows) - len(lost))
+        # A decision for several slots has as many rows, all with its number.
+        rows = [(number, row) for number, each in some if number not in lost for row in each]
+        arrays = {name: _json_array([row.get(name) for _, row in rows]) for name in names}
+        numbers = np.array([number for number, _ in rows], np.int64)
+        yield Block(arrays, numbers, {}, lost, sum(not each for _, each in some))
 
 
-_BLOCKS: Mapping[str, Callable[[pathlib.Path, Columns], Iterator[Block]]] = {
-    'csv': _csv_blocks,
-    'json': _json_blocks,
-    'parquet': _parquet_blocks,
-    'arrow': _arrow_blocks,
-    'vw': _vw_blocks,
-    'dsjson': functools.partial(_vw_blocks, rows_of=vw_rows.of_dsjson),
+_OPEN: Mapping[str, Callable[[pathlib.Path, Columns], _File]] = {
+    'csv': _open_csv,
+    'json': _open_json,
+    'parquet': _open_parquet,
+    'arrow': _open_arrow,
+    'vw': _open_vw,
+    'dsjson': functools.partial(_open_vw, rows_of=vw_rows.of_dsjson),
 }
 
 

@@ -1,7 +1,8 @@
 """Vowpal Wabbit's decisions among items -> rows of a table: its text with a line for each action, and DSJSON.
 
 A row has the columns `COLUMNS`. Features are texts with spaces between them, each with its namespace, such as
-`User^age:34 User^country=de`; `actions` has such a text for each item. Rewards are the negative costs.
+`User^age:34 User^country=de`; `actions` has such a text for each item. Rewards are the negative costs. A decision for
+several slots has a row for each slot, in their order, which is at `position`: see `vw_slots`.
 
 The text is that of https://github.com/VowpalWabbit/vowpal_wabbit/wiki/Input-format, with labels of
 https://github.com/VowpalWabbit/vowpal_wabbit/wiki/Contextual-Bandit-algorithms. DSJSON is what Azure Personalizer and
@@ -15,19 +16,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tflearn.core.errors import UserValueError
+from tflearn.extensions.product import vw_slots
 from tflearn.extensions.product.csv_rows import Reason
+from tflearn.extensions.product.vw_slots import Outcome, Slot
 
-COLUMNS = ('shared', 'actions', 'action', 'mask', 'reward', 'probability', 'id', 'time')
-_FAULTS = (KeyError, IndexError, TypeError, ValueError, RecursionError)
+COLUMNS = ('shared', 'actions', 'action', 'mask', 'reward', 'probability', 'id', 'time', 'position', 'slot')
+_FAULTS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError)
 _SHOWN = 60
 
-# A decision: a row, None if nothing came of it, or why it cannot be read.
-Found = dict[str, Any] | Reason | None
+# A decision: its rows, none if nothing came of it, or why it cannot be read.
+Found = list[dict[str, Any]] | Reason
 
 
 def is_dsjson(data: bytes) -> bool:
     """Returns whether JSON lines that begin so are DSJSON."""
-    return data.startswith(b'{"_label_')
+    return data.startswith(b'{"_label_') or b'"_outcomes":' in data.partition(b'\n')[0]
 
 
 def of_text(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
@@ -47,17 +50,20 @@ def of_text(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
 def _of_lines(lines: Sequence[bytes]) -> Found:
     try:
         parsed = [_line(line.decode()) for line in lines]
-        is_shared = parsed[0][0] == ['shared']
-        actions = parsed[is_shared:]
-        label = _label([each for each, *_ in actions])
+        has_slots, is_shared = parsed[0][0][:1] in ([each] for each in vw_slots.KINDS), parsed[0][0] == ['shared']
+        if has_slots:
+            slots = vw_slots.of_lines([(words, text) for words, _, text in parsed])
+        else:
+            texts = [text for *_, text in parsed[is_shared:]]
+            outcome = _outcome([words for words, *_ in parsed[is_shared:]])
+            slots = [Slot(texts, range(len(texts)), outcome)] if outcome else []
     except ValueError as error:
         return f'{lines[0][:_SHOWN]!r} ({error})', 'lines with |: shared, if any, then one for each action'
     tags = [tag for _, tag, _ in parsed if tag]
-    shared = parsed[0][2] if is_shared else ''
-    return label and _row(shared, [text for *_, text in actions], *label, tags[0] if tags else None)
+    return _rows(parsed[0][2] if has_slots or is_shared else '', slots, tags[0] if tags else None)
 
 
-def _label(labels: Sequence[Sequence[str]]) -> tuple[int, float, float] | None:
+def _outcome(labels: Sequence[Sequence[str]]) -> Outcome | None:
     """Returns which action is labelled, its cost and its probability; None if none is."""
     given = [(i, words) for i, words in enumerate(labels) if words]
     if len(given) > 1 or not labels or any(len(words) > 1 for _, words in given):
@@ -66,7 +72,7 @@ def _label(labels: Sequence[Sequence[str]]) -> tuple[int, float, float] | None:
         parts = text.split(':')
         if len(parts) != 3:
             raise UserValueError(f'got the label {text[:_SHOWN]!r}; need action:cost:probability')
-        return i, float(parts[1]), float(parts[2])
+        return Outcome(i, float(parts[2]), float(parts[1]))
     return None
 
 
@@ -112,15 +118,18 @@ def of_dsjson(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
 
 def _of_event(event: Any) -> Found:
     context = event['c']
+    text_of = lambda value: ' '.join(_named(value))  # noqa: E731
     if '_slots' in context:
-        return 'several slots', 'a decision for one'
+        slots = vw_slots.of_event(event, text_of)
     # A decision that was not shown is no evidence.
-    if '_label_cost' not in event or event.get('_skipLearn'):
-        return None
-    index = event['_labelIndex'] if '_labelIndex' in event else event['_label_Action'] - 1
-    actions = [' '.join(_named(each)) for each in context['_multi']]
-    label = event['_label_cost'], event['_label_probability']
-    return _row(' '.join(_named(context)), actions, index, *label, event.get('EventId'), event.get('Timestamp'))
+    elif '_label_cost' not in event or event.get('_skipLearn'):
+        slots = []
+    else:
+        index = event['_labelIndex'] if '_labelIndex' in event else event['_label_Action'] - 1
+        texts = [text_of(each) for each in context['_multi']]
+        outcome = Outcome(index, event['_label_probability'], event['_label_cost'])
+        slots = [Slot(texts, range(len(texts)), outcome)]
+    return _rows(text_of(context), slots, event.get('EventId'), event.get('Timestamp'))
 
 
 def _named(value: Any, name: str = '') -> Iterator[str]:
@@ -139,14 +148,9 @@ def _named(value: Any, name: str = '') -> Iterator[str]:
         yield f'{text}:{value!r}'
 
 
-def _row(
-    shared: str,
-    actions: Sequence[str],
-    index: int,
-    cost: float,
-    probability: float,
-    name: str | None,
-    time: str | None = None,
-) -> dict[str, Any]:
-    mask = list(range(len(actions)))
-    return dict(zip(COLUMNS, (shared, actions, index, mask, 0.0 - cost, probability, name, time), strict=True))
+def _rows(shared: str, slots: Sequence[Slot], name: str | None, time: str | None = None) -> list[dict[str, Any]]:
+    rows = []
+    for position, (actions, mask, (index, probability, cost), text) in enumerate(slots):
+        values = shared, actions, index, list(mask), 0.0 - cost, probability, name, time, position, text
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows

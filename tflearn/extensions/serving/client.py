@@ -13,6 +13,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.core import tokens
+from tflearn.core.errors import UserValueError
 from tflearn.core.types import check_batch
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.serving import tensor_protos
@@ -82,12 +83,16 @@ class PolicyClient:
         call(message.SerializeToString(), self._timeout_secs, self._metadata)
 
     def predict(
-        self, inputs: Mapping[str, np.ndarray], signature: str = signatures.DEFAULT
+        self,
+        inputs: Mapping[str, np.ndarray],
+        signature: str = signatures.DEFAULT,
+        metadata: Mapping[str, str] = types.MappingProxyType({}),
     ) -> tuple[dict[str, np.ndarray], int]:
         """Computes one signature on the server.
 
         Args:
           inputs: arrays [B, ...] of the signature's dtypes, by name.
+          metadata: of the request, such as its 'event-id'.
 
         Returns:
           The outputs by name, and the version that computed them.
@@ -102,9 +107,43 @@ class PolicyClient:
             request.model_spec.version.value = self._version
         for name, value in inputs.items():
             tensor_protos.fill(request.inputs[name], np.asarray(value), content=True)
-        response = self._stub.Predict(request, self._timeout_secs, self._metadata)
+        response = self._stub.Predict(request, self._timeout_secs, (*self._metadata, *metadata.items()))
         outputs = {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
         return outputs, response.model_spec.version.value
+
+    def slate(
+        self, inputs: Mapping[str, np.ndarray], num_slots: int, name: str, mask: str, position: str = ''
+    ) -> list[int]:
+        """Chooses an item for each slot, one after the other, and none twice.
+
+        Each slot is a decision with the id '<name>-<slot>' and the arm `name`: a server logs it with its probability
+        given the slots before it.
+
+        Args:
+          inputs: arrays [1, ...] by name; the mask has the items that may be shown.
+          num_slots: the number of slots.
+          name: the slate's, which no other one has.
+          mask: the name of the input that marks the items, such as 'observation_mask'.
+          position: the name of the input that takes the number of the slot; '' has none.
+
+        Returns:
+          The indices of the items, in the order of the slots.
+
+        Raises:
+          ValueError: if there are fewer items than slots.
+          grpc.RpcError: with the server's status.
+        """
+        left, items = np.array(inputs[mask]), list[int]()
+        if np.count_nonzero(left) < num_slots:
+            raise UserValueError(f'got {np.count_nonzero(left)} items for {num_slots} slots; need one for each')
+        for slot in range(num_slots):
+            given = {**inputs, mask: left}
+            if position:
+                given[position] = np.full_like(inputs[position], slot)
+            metadata = {'event-id': f'{name}-{slot}', 'experiment-arm': name, 'canary-key': name}
+            items.append(int(self.predict(given, metadata=metadata)[0]['action'][0]))
+            left[0, items[-1]] = 0
+        return items
 
     def initial_state(self, batch_size: int) -> dict[str, np.ndarray]:
         """Returns the initial policy state, by name, of `batch_size` episodes of a recurrent policy."""

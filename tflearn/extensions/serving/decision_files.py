@@ -253,7 +253,8 @@ class DecisionFiles:
                 self._deliver()
             size = _size(self._file) if self._file else 0
             is_old = now - self._begun >= self._options.file_secs
-            if size and (is_old or size >= self._options.file_bytes):
+            # An empty file too: begun long ago, it would hold back the end of the log.
+            if self._file and (is_old or size >= self._options.file_bytes):
                 self._complete()
                 self._deliver()
 

@@ -19,6 +19,10 @@ _ACTION, _LOGITS, _LOC = 'action', 'distribution_logits', 'distribution_loc'
 PROBABILITY = 'probability'  # of the action, besides the policy's outputs
 
 
+class CannotExplore(UserValueError):
+    """A policy cannot be served with an exploration."""
+
+
 @checked_dataclass(frozen=True)
 class Exploration:
     """What is served besides the policy's own actions.
@@ -49,7 +53,7 @@ class Chooser:
           exploration: what is served besides the policy's own actions.
 
         Raises:
-          ValueError: if the policy cannot explore so.
+          CannotExplore: if the policy cannot explore so.
         """
         action = (metadata.get('specs') or {}).get(_ACTION)
         is_integer = isinstance(action, dict) and str(action.get('dtype')).startswith(('int', 'uint'))
@@ -63,7 +67,7 @@ class Chooser:
         self.mask = f'observation_{metadata["action_mask"].replace(".", "_")}' if metadata.get('action_mask') else ''
         self._exploration, self.explores = exploration, exploration != Exploration()
         if (exploration.epsilon and not self._is_known) or (exploration.temperature != 1 and not self._draws):
-            raise UserValueError(
+            raise CannotExplore(
                 f'got {exploration} for a policy with {", ".join(found) or "no known probabilities"}; need logits for '
                 'a temperature, and these or a greedy policy of one Discrete action for an epsilon'
             )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tflearn.extensions.serving.served_version import InvalidRequest, Signature
+from tflearn.extensions.serving.served_version import InvalidRequest, Meaning, Signature
 from tflearn.net import http_messages, json_arrays
 
 _MAX_LISTS = 1 << 17
@@ -20,7 +20,8 @@ class PredictJson(NamedTuple):
 
     Attributes:
       form: 'instances' or 'inputs'.
-      values: a tensor for each input by name, or that of the only input: of 64 bits, bool, or bytes.
+      values: a tensor for each input by name, or that of the only input: of 64 bits, bool, or bytes; where there are
+        nulls, of objects.
       signature: the signature's name, '' for the default one.
       output_filter: the outputs that are asked for; () is all.
     """
@@ -69,15 +70,37 @@ def parse(body: memoryview) -> PredictJson:
     return PredictJson(form, {name: _tensor(name, value) for name, value in given.items()}, signature, names)
 
 
-def to_array(name: str, values: np.ndarray, dtype: tf.DType) -> np.ndarray:
-    """Returns a tensor of a dtype. Raises InvalidRequest if the values are of another kind."""
+def to_array(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning | None = None) -> np.ndarray:
+    """Returns a tensor of a dtype. Raises InvalidRequest if the values are of another kind.
+
+    Args:
+      meaning: what texts and nulls are, where the dtype is one of numbers.
+    """
     wanted = np.dtype(dtype.as_numpy_dtype)
+    if values.dtype.kind in 'Ob' and (wanted.kind not in 'Ob' or None in values.ravel().tolist()):
+        values = _understood(name, values, dtype, meaning or Meaning())
     if values.size and values.dtype.kind not in _KINDS[wanted.kind]:
         raise InvalidRequest(f'got {name} of {values.dtype}; need {dtype.name}')
     if dtype.is_integer and values.size and not dtype.min <= values.min() <= values.max() <= dtype.max:
         raise InvalidRequest(f'got {name} with values from {values.min()} to {values.max()}; need {dtype.name}')
     with np.errstate(over='ignore'):
         return values.astype(wanted)
+
+
+def _understood(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning) -> np.ndarray:
+    """Returns the numbers that texts and nulls stand for. Raises InvalidRequest if they stand for none."""
+    found = []
+    for value in values.ravel().tolist():
+        if value is None and meaning.missing is not None and dtype != tf.string:
+            found.append(meaning.missing if dtype.is_floating else int(meaning.missing))
+        elif isinstance(value, bytes | bool) and meaning.numbers and dtype.is_integer:
+            text = value.decode(errors='replace') if isinstance(value, bytes) else str(value).lower()
+            found.append(meaning.numbers.get(text, 0))
+        elif value is None or isinstance(value, bytes):
+            raise InvalidRequest(f'got {"null" if value is None else "a text"} in {name}; need {dtype.name}')
+        else:
+            found.append(value)
+    return np.array(found).reshape(values.shape)
 
 
 def answer(form: str, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -110,8 +133,12 @@ def _is_binary(value: Any) -> bool:
 def _tensor(name: str, value: Any) -> np.ndarray:
     """Returns the tensor in a nested list. Raises ValueError if there is none."""
     values, shape, kinds = json_arrays.flattened(name, value)
-    if kinds <= {str, dict} and kinds:
-        return np.array([_bytes(name, each) for each in values], np.object_).reshape(shape)
+    known = kinds - {type(None)}
+    if kinds and known <= {str, dict}:
+        texts = [each if each is None else _bytes(name, each) for each in values]
+        return np.array(texts, np.object_).reshape(shape)
+    if known < kinds and known <= {int, float}:
+        return np.array(values, np.object_).reshape(shape)
     return json_arrays.to_array(name, values, shape, kinds)
 
 

@@ -11,6 +11,7 @@ from absl import logging
 
 from tflearn.core import side_tasks
 from tflearn.core.errors import UserValueError, is_temporary
+from tflearn.extensions.serving.exploration import CannotExplore
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import states, versions
@@ -52,6 +53,7 @@ class ModelHolder:
         self._wanted: States | None = None  # what it says
         self._identities: dict[int, tuple[int, int]] = {}
         self._failed: dict[int, tuple[tuple[int, int], str]] = {}
+        self._explores = True
 
     def refresh(self) -> bool:
         """Loads versions that are not loaded yet; returns whether that changed anything. Not thread-safe.
@@ -168,6 +170,11 @@ class ModelHolder:
         """Whether a version is served."""
         return self._served.default in self._served.versions if self._served.versions else False
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a version may still come that is served."""
+        return not self.ready and self._explores
+
     def statuses(self) -> dict[int, str | None]:
         """Returns the newest version first, why each could not be loaded; None for those that are served."""
         found = {version: error for version, (_, error) in self._failed.copy().items()} | dict.fromkeys(
@@ -185,7 +192,11 @@ class ModelHolder:
             if is_temporary(error):
                 side_tasks.record_failure(f'load version {version} of {self.name}', error)
                 return False
-            logging.error('%s: version %d is not served: %s', self.name, version, error)
+            if isinstance(error, CannotExplore):  # its later versions cannot either
+                logging.warning('%s is left out: %s; --policies names what is served', self.name, error)
+                self._explores = False
+            else:
+                logging.error('%s: version %d is not served: %s', self.name, version, error)
             self._failed[version] = (identity, str(error))
             return False
         served = self._served

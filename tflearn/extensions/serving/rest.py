@@ -14,6 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 import grpc
+import numpy as np
+import tensorflow as tf
 from google.protobuf import json_format, struct_pb2
 
 from tflearn.core.errors import UserValueError
@@ -119,8 +121,11 @@ class RestServer:
         def read(signature: Signature) -> Arrays:
             values = parsed.named(signature)
             shapes = {name: value.shape for name, value in values.items()}
-            to_array = json_tensors.to_array
-            return self._server.checked(signature, shapes, lambda name, dtype: to_array(name, values[name], dtype))
+
+            def to_array(name: str, dtype: tf.DType) -> np.ndarray:
+                return json_tensors.to_array(name, values[name], dtype, signature.meanings.get(name))
+
+            return self._server.checked(signature, shapes, to_array)
 
         return parsed.form, (await self._server.answer(spec, parsed.output_filter, read))[2]
 

@@ -178,7 +178,7 @@ def _follow(
             with side_tasks.guarded(f'check the trial of {holder.name}'):
                 trials.check(holder, run_dir.policy(holder.name))
         missing, now = models.missing, time.monotonic()
-        awaited = missing or [holder.name for holder in models.holders if not holder.ready]
+        awaited = missing or [holder.name for holder in models.holders if holder.awaited]
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
         # Only required policies: one that is not named must not end the service of the others.
         if missing and now - start > run.connect_timeout_secs:

@@ -7,7 +7,7 @@ import pathlib
 import types
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -97,10 +97,23 @@ class InvalidRequest(UserValueError):
     """The request is invalid; the client gets INVALID_ARGUMENT and this message."""
 
 
+class Meaning(NamedTuple):
+    """What texts and nulls are, in the data that a policy was trained on.
+
+    Attributes:
+      numbers: those of a category's texts; all others are 0.
+      missing: the number of a null; None if there is none.
+    """
+
+    numbers: Mapping[str, int] = types.MappingProxyType({})
+    missing: float | None = None
+
+
 class Signature:
     """A function of named tensors that checks its inputs.
 
     Attributes:
+      meanings: of the inputs that were columns of a log, by name.
       inputs: the specs of the inputs, by name, in the order of the function's inputs.
       outputs: the names of the outputs.
       batched: whether all inputs and outputs have a leading batch dimension.
@@ -116,14 +129,16 @@ class Signature:
         options: BatchOptions | None,
         max_rows: int,
         bounds: Mapping[str, Bounds] = types.MappingProxyType({}),
+        meanings: Mapping[str, Meaning] = types.MappingProxyType({}),
     ):
         """
         Args:
           bounds: of integer inputs, by name.
+          meanings: of the inputs that were columns of a log, by name.
           options: the options of batches; None computes each call separately.
         """
         self.name = name
-        self.max_rows = max_rows
+        self.max_rows, self.meanings = max_rows, meanings
         self.inputs: dict[str, tf.TensorSpec] = {
             spec.name: spec for spec in tf.nest.flatten(function.definition.structured_input_signature)
         }
@@ -261,8 +276,10 @@ class ServedVersion:
         bounds = _bounds((metadata.get('specs') or {}).get('observation', {}))
         self.signature_defs = model.signature_defs
         self.vocabularies: Mapping[str, Sequence[str]] = metadata.get(versions.VOCABULARIES) or {}
+        meanings = _meanings(self.vocabularies, metadata.get(versions.MISSING) or {})
         self.signatures = {
-            name: Signature(name, function, options, max_rows, bounds) for name, function in model.signatures.items()
+            name: Signature(name, function, options, max_rows, bounds, meanings)
+            for name, function in model.signatures.items()
         }
         default = self.signatures.get(signatures.DEFAULT)
         if default and (unknown := sorted({*hidden} - {*default.inputs})):
@@ -282,6 +299,14 @@ class ServedVersion:
         if name not in self.signatures:
             raise InvalidRequest(f'got signature_name={name!r}; need one of {sorted(self.signatures)}')
         return self.signatures[name]
+
+
+def _meanings(vocabularies: Mapping[str, Sequence[str]], missing: Mapping[str, float]) -> dict[str, Meaning]:
+    """Returns what texts and nulls are, by the names of the inputs: an observation's categories begin with 1."""
+    found = {name: Meaning(missing=number) for name, number in missing.items()}
+    for name, words in vocabularies.items():
+        found[name] = Meaning({word: number for number, word in enumerate(words, 1)}, 0)
+    return {next(each for each, _ in signatures.flat({name: None})): meaning for name, meaning in found.items()}
 
 
 def _bounds(described: Any) -> dict[str, Bounds]:
