@@ -3,7 +3,8 @@
 Each round logs decisions of what serves, with 30% random ones, and joins them with their outcomes by the loop's own
 join: what comes after the window, or is not known when the round ends, has no reward. Half of the decisions train a
 candidate, the other half judge it by `tflearn.extensions.product.gate`, with the round's share of the level, against
-what serves and against the best version so far, as `tflearn promote` does. All values are known exactly.
+what serves and against the best version so far, as `tflearn promote` does. A candidate that is not decided is judged
+further by all decisions of the next round, which trains another one once it is. All values are known exactly.
 
 - `learned`: the candidate has the highest estimated rewards; in every other round it is one of `worse`.
 - `worse`: the candidate is worse than what serves by the margin and a hundredth of it, in every round.
@@ -94,17 +95,39 @@ def log_of(rows: np.ndarray, logged: np.ndarray, candidate: np.ndarray, incumben
     """Returns what the gate takes, as `promotion.logged_episodes` does; `logged` are probabilities [N, A]."""
     action, both = rows['action'][:, np.newaxis], [served(each)[rows['context']] for each in (candidate, incumbent)]
     taken = [np.log(np.take_along_axis(each, action, axis=1)) for each in (*both, logged)]
-    is_own = np.allclose(taken[1], taken[2], rtol=0, atol=1e-4)
     return LoggedEpisodes(
         rows['reward'][:, np.newaxis],
         np.ones((len(rows), 1), bool),
         taken[0] - taken[2],
         taken[1] - taken[2],
-        known=confidence_sequences.support(*both, both[1]) if is_own else None,
+        known=confidence_sequences.support(*both, logged),
         actions=action,
         log_behaviour=taken[2],
         log_even=np.full((len(rows), 1), -np.log(ACTIONS)),
     )
+
+
+@dataclasses.dataclass
+class Candidate:
+    """A policy of the round `number`, and the parts of the log that judge it, with the probabilities of all actions."""
+
+    number: int
+    policy: np.ndarray
+    parts: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+
+    def seen(self, rows: np.ndarray, logged: np.ndarray) -> 'Candidate':
+        """Returns the candidate with more decisions."""
+        return dataclasses.replace(self, parts=(*self.parts, (rows, logged)))
+
+    def judge(self, serving: np.ndarray, best: np.ndarray, compares_best: bool) -> tuple[str, bool, int | None]:
+        """Returns the outcome, whether it is proved to be better than the best one so far, and what is needed."""
+        options = GateOptions(margin=MARGIN, level=steps.Gate().level_of(self.number), low=0.0, high=1.0)
+        rows, logged = (np.concatenate(each) for each in zip(*self.parts, strict=True))
+        verdict = gate.judge(log_of(rows, logged, self.policy, best), options)
+        is_better = verdict.difference.low > 0
+        if best is not serving and (verdict.passes or not compares_best):
+            verdict = gate.judge(log_of(rows, logged, self.policy, serving), options)
+        return verdict.outcome, is_better, verdict.needed
 
 
 def worse_by(world: World, policy: np.ndarray, loss: float) -> np.ndarray:
@@ -123,6 +146,7 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
     best, before, found = serving, [serving], collections.Counter[str]()
     rows, logged, outcomes = np.zeros(0, _ROWS), np.zeros((0, ACTIONS)), np.zeros(0, Outcomes.dtype)
     totals = np.zeros((2, *shape))
+    waiting: Candidate | None = None
     for number in range(1, rounds + 1):
         world.drift()
         new = world.log(serving, 1.0 + (number - 1) * decisions, decisions)
@@ -134,22 +158,27 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
         train = closed[~held_out]
         np.add.at(totals, (0, train['context'], train['action']), train['reward'])
         np.add.at(totals, (1, train['context'], train['action']), 1.0)
-        candidate = worse_by(world, serving, KINDS[kind] * MARGIN)
-        if kind == 'learned' and number % 2:
-            candidate = np.eye(ACTIONS)[(totals[0] / np.maximum(totals[1], 1)).argmax(axis=1)]
-        options = GateOptions(margin=MARGIN, level=steps.Gate().level_of(number), low=0.0, high=1.0)
-        given = closed[held_out], probabilities[held_out], candidate
-        verdict = gate.judge(log_of(*given, best), options)
-        is_better = verdict.difference.low > 0
-        passes = verdict.passes
-        if best is not serving:
-            passes = gate.judge(log_of(*given, serving), options).passes and (passes or kind == ALONE)
-        if passes:
-            loss = world.value(serving) - world.value(candidate), world.value(best) - world.value(candidate)
-            most = max(map(world.value, before)) - world.value(candidate)
-            found.update(promoted=1, serving=loss[0] > MARGIN, best=loss[1] > MARGIN, ever=most > MARGIN)
-            serving, best = candidate, candidate if is_better else best
-            before.append(serving)
+        judged = [waiting.seen(closed, probabilities)] if waiting else []
+        while True:
+            if not judged:  # the next one
+                policy = worse_by(world, serving, KINDS[kind] * MARGIN)
+                if kind == 'learned' and number % 2:
+                    policy = np.eye(ACTIONS)[(totals[0] / np.maximum(totals[1], 1)).argmax(axis=1)]
+                judged.append(Candidate(number, policy).seen(closed[held_out], probabilities[held_out]))
+            candidate = judged.pop()
+            outcome, is_better, needed = candidate.judge(serving, best, compares_best=kind != ALONE)
+            left = candidate.number + steps.Gate().max_rounds - 1 - number
+            waiting = candidate if needed is not None and needed <= left * decisions else None
+            if outcome == 'passes':
+                value = world.value(candidate.policy)
+                loss = world.value(serving) - value, world.value(best) - value
+                most = max(map(world.value, before)) - value
+                found.update(promoted=1, serving=loss[0] > MARGIN, best=loss[1] > MARGIN, ever=most > MARGIN)
+                found['later'] += candidate.number < number
+                serving, best = candidate.policy, candidate.policy if is_better else best
+                before.append(serving)
+            if waiting or candidate.number == number:
+                break
     return found
 
 

@@ -44,12 +44,12 @@ from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.policies import versions  # noqa: E402
 
 ITEMS = recommender.embeddings()
-CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT, HELD_OUT = 10, 100, 1.0, 0.3, 0.15, 0.1
+CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT = 10, 100, 1.0, 0.3, 0.15
 SETTLE_SECS = 0.1
 DEADLINE_SECS, MEAN_SECS_BETWEEN_KILLS = 900.0, 10.0
 COLUMNS = """
 action = {kind = 'integer', high = 1999}
-reward_range = [-2, 2]
+reward_range = [-1.5, 1.5]  # items and tastes have the length 1, and five deviations of the noise
 
 [observation]
 user = {column = 'observation_user', length = 16}
@@ -76,9 +76,9 @@ loop.loop.schedule = @loop.Schedule()
 loop.Schedule.decisions = {decisions}
 loop.Schedule.poll_secs = 0.5
 """
-GATE = f"""@loop.Gate()
-loop.Gate.epsilon = {EPSILON}
-loop.Gate.held_out = {HELD_OUT}
+GATE = """@loop.Gate()
+loop.Gate.epsilon = {epsilon}
+loop.Gate.held_out = {held_out}
 loop.Gate.margin = 0.05"""
 NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the first policy'}
 
@@ -86,10 +86,11 @@ NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the 
 class Product:
     """One product: its users, its server, its loop."""
 
-    def __init__(self, folder: pathlib.Path, seed: int, decisions: int, is_gated: bool, logged: int):
+    def __init__(self, folder: pathlib.Path, seed: int, decisions: int, held_out: float | None, logged: int):
         """Writes what the programs need, and the log of random decisions that was there before.
 
         Args:
+          held_out: the share of new decisions that the gate holds out; None is no gate.
           logged: decisions in the log with which a round is due.
         """
         self.folder, self.decisions, self._random = folder, decisions, np.random.default_rng(seed)
@@ -98,7 +99,7 @@ class Product:
         for name in ('decisions', 'outcomes', 'serving'):
             (folder / name).mkdir(parents=True)
         (folder / 'columns.toml').write_text(COLUMNS)
-        gate = GATE if is_gated else 'None'
+        gate = GATE.format(epsilon=EPSILON, held_out=held_out) if held_out else 'None'
         given = {'folder': folder, 'window': WINDOW_SECS, 'settle': SETTLE_SECS, 'seed': seed}
         (folder / 'loop.gin').write_text(LOOP.format(gate=gate, decisions=logged, **given))
 
@@ -111,6 +112,7 @@ class Product:
                 f'--port={self.port}',
                 f'--epsilon={EPSILON}',
                 f'--decision_log={self.folder}/decisions',
+                f'--connect_timeout_secs={DEADLINE_SECS}',  # the first round takes long
                 '--decision_log_file_secs=1',
             ),
             'loop': ('scripts', 'loop', f'--root_dir={self.folder}/loop', f'--gin_file={self.folder}/loop.gin'),
@@ -123,7 +125,8 @@ class Product:
         """Returns tastes [N, 16] and candidates [N, 10]."""
         tastes = self._random.normal(size=(count, ITEMS.shape[1]))
         tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
-        return tastes, np.sort(np.argsort(self._random.random((count, len(ITEMS))), axis=1)[:, :CANDIDATES])
+        drawn = [self._random.random((min(ROWS, count - i), len(ITEMS))) for i in range(0, count, ROWS)]
+        return tastes, np.concatenate([np.sort(np.argsort(each, axis=1)[:, :CANDIDATES]) for each in drawn])
 
     def outcomes(self, name: str, ids: list[str], tastes: np.ndarray, actions: np.ndarray, at: float) -> None:
         """Writes what came of some decisions, in a file that appears whole."""
@@ -265,10 +268,10 @@ def regret(version: pathlib.Path, number: int) -> float:
     return float((best - (ITEMS[actions] * tastes).sum(axis=1)).mean())
 
 
-def run(folder: pathlib.Path, seed: int, is_gated: bool, given: argparse.Namespace) -> dict[str, list]:
+def run(folder: pathlib.Path, seed: int, held_out: float | None, given: argparse.Namespace) -> dict[str, list]:
     """Runs the rounds of one product; returns the regrets of each round, from the second on."""
     # A killed server loses the decisions of its last second.
-    product = Product(folder, seed, given.decisions, is_gated, given.decisions * (3 if given.kill else 4) // 4)
+    product = Product(folder, seed, given.decisions, held_out, given.decisions * (3 if given.kill else 4) // 4)
     found: dict[str, list] = {'served': [], 'frozen': [], 'promoted': []}
     product.random_decisions()
     with product.running(given.kill):
@@ -307,16 +310,19 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
         inputs = json.loads((directory / 'round.json').read_text())
         join = [f'--{kind}={path}' for kind in ('decisions', 'outcomes') for path in inputs[kind]]
         join += [f'--window_secs={WINDOW_SECS}', f'--settle_secs={SETTLE_SECS}', '--default_reward=0']
-        split = ['split', f'--data={again}/joined', f'--share={HELD_OUT}', '--by=id', f'--output={again}/parts']
-        for command in (
-            ['join', *join, f'--columns={product.folder}/columns.toml', f'--output={again}/joined'],
-            split if number == 1 else [*split, f'--earlier={product.folder}/again/{number - 1}/parts'],
-        ):
+        commands = [['join', *join, f'--columns={product.folder}/columns.toml', f'--output={again}/joined']]
+        before = [again.with_name(str(number - 1)) / name for name in ('parts', 'later')]
+        earlier = [f'--earlier={path}' for path in before if path.exists()][:1]
+        for name, share in (('later', 1), ('parts', given.held_out)):
+            if (directory / name).exists():
+                split = ['split', f'--data={again}/joined', f'--share={share}', '--by=id', f'--output={again}/{name}']
+                commands.append([*split, *earlier])
+        for command in commands:
             subprocess.run(
                 [sys.executable, '-m', 'scripts', 'data', *command], cwd=ROOT, check=True, capture_output=True
             )
         files = sorted(path.relative_to(again) for path in again.rglob('*.tfrecord'))
-        there = sorted(path.relative_to(directory) for path in directory.glob('[jp]*/**/*.tfrecord'))
+        there = sorted(path.relative_to(directory) for path in directory.glob('[jlp]*/**/*.tfrecord'))
         same, *_ = filecmp.cmpfiles(directory, again, map(str, files), shallow=False)
         episodes = EpisodeReader(Dataset([str(directory / 'joined')])).episodes()
         ids = [int(episode['policy_info.id'][0]) for episode in episodes]
@@ -344,7 +350,8 @@ def main() -> None:
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--first_seed', type=int, default=1)
     parser.add_argument('--rounds', type=int, default=10)
-    parser.add_argument('--decisions', type=int, default=4_000, help='of a round, in requests of 100')
+    parser.add_argument('--decisions', type=int, default=20_000, help='of a round, in requests of 100')
+    parser.add_argument('--held_out', type=float, default=0.5, help='the share of new decisions for the gate')
     parser.add_argument('--kill', action='store_true', help='one run, with the gate, whose programs are killed')
     parser.add_argument('--quick', action='store_true', help='one seed of three rounds')
     parser.add_argument('--output', type=pathlib.Path, default=pathlib.Path('product_loop'), help='a directory')
@@ -360,7 +367,7 @@ def main() -> None:
             for arm in ('gated',) if given.kill else ('gated', 'always'):
                 folder = kept.with_name(f'seed_{seed}_{arm}')
                 shutil.rmtree(folder, ignore_errors=True)
-                its = run(folder, seed, arm == 'gated', given)
+                its = run(folder, seed, given.held_out if arm == 'gated' else None, given)
                 found |= its if arm == 'gated' else {}
                 found[arm] = its['served']
                 shutil.rmtree(folder)

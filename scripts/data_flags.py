@@ -74,8 +74,8 @@ def _check(command: str, values: flags.FlagValues) -> None:
         raise UserValueError(f'got no filter; need at least one of {", ".join(f"--{name}" for name in _FILTERS)}')
     if command == 'merge' and given:
         raise UserValueError(f'got {given[0]} to merge by; need none, since merge takes all episodes; use filter')
-    if command == 'split' and not 0 < (values.share or 0) < 1:
-        raise UserValueError(f'got --share={values.share}; need a number above 0 and below 1, such as --share=0.2')
+    if command == 'split' and not 0 < (values.share or 0) <= 1:
+        raise UserValueError(f'got --share={values.share}; need a number above 0 and at most 1, such as --share=0.2')
 
 
 def _read(command: str, values: flags.FlagValues) -> str:

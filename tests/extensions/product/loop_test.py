@@ -106,6 +106,26 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert 'Version 21 serves' in page and page.count('<tr>') == 3
 
 
+@pytest.mark.slow
+def test_a_candidate_is_judged_further_by_the_next_round(folder):
+    """About 60 decisions are held out from it, too few for its margin; the 301 that come later are enough."""
+    (folder / 'loop.gin').write_text(LOOP.replace('margin = 19.0', 'margin = 2.5'))
+    results = []
+    for number in range(2):
+        if number:
+            log(folder, number)
+        ended = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        results.append(read_json(folder / 'runs' / 'loop' / 'rounds' / str(number + 1) / 'end.json'))
+    first, second = results
+    assert (first['gate']['outcome'], first['waits'], first['serves']) == ('not decided', 1, None)
+    states = read_json(folder / 'serving' / 'policies' / 'greedy_policy' / 'states.json')
+    assert states['history'][0]['why'].startswith('round 1 of ')
+    assert second['promoted'] and second['waits'] == 2, 'the same round trains the next candidate'
+    trained = read_json(folder / 'runs/loop/rounds/1/run/policies/greedy_policy/20/metadata.json')
+    assert trained['gate']['num_units'] == first['gate']['num_units'] + 301
+
+
 POSTERIOR = (
     LOOP[: LOOP.index('loop.Training.gin_file')]
     + """

@@ -126,6 +126,26 @@ def test_a_range_is_needed_and_each_decision_counts_once(publish, data, tmp_path
     assert ended.returncode == 2 and 'need one that draws by them, or temperature=1' in ended.stderr
 
 
+def test_two_versions_may_have_logged_the_decisions(publish, tmp_path):
+    """As in each round of a loop that has promoted one; of both all probabilities are known."""
+    root = publish(tmp_path, 1, 2, 3)
+    for version in (2, 1):
+        assert promote(root, f'--candidate={version}', '--ungated').returncode == 0
+    rng = np.random.default_rng(0)
+    observation = rng.normal(size=(400, 4)).astype(np.float32)
+    good = (observation[:, 0] > 0).astype(np.int64)
+    preferred = np.where(np.arange(400) < 200, 1 - good, good)  # by version 2, then by version 1
+    action = np.where(rng.random(400) < 0.2, rng.integers(0, 2, 400), preferred)
+    probability = np.where(action == preferred, 0.9, 0.1)
+    policy_info = {'log_probability': np.log(probability).astype(np.float32), 'time': np.arange(400.0)}
+    given = {'action': action, 'reward': np.full(400, 0.5), 'policy_info': policy_info}
+    arrays.from_arrays(tmp_path / 'log', observation=observation, **given)
+    # Version 3 does what version 1 does. Without the probabilities of what was not done 400 do not say so.
+    ended = promote(root, '--candidate=3', f'--data={tmp_path}/log', '--margin=0.1', '--epsilon=0.2', *RANGE)
+    assert ended.returncode == 0 and 'passes' in ended.stdout, ended.stdout + ended.stderr
+    assert labels(root) == {'stable': 3}
+
+
 def test_a_version_of_another_run_is_copied(publish, tmp_path):
     first, second = publish(tmp_path / 'a', 5), publish(tmp_path / 'b', 3)
     served = tmp_path / 'served'

@@ -109,7 +109,8 @@ def test_each_step_is_done_when_its_result_is_there(tmp_path, steps):
     assert not any('Initial.policy' in word for word in train.command), 'nothing serves'
     _export(tmp_path / '1' / 'run' / 'policies' / 'greedy_policy' / '500')
     assert not train.is_done()
-    (tmp_path / '1' / 'run' / 'DONE').touch()
+    begun.run.train_result.parent.mkdir()
+    begun.run.train_result.touch()
     promote = next(of)
     assert train.is_done() and not promote.is_done()
     level = next(float(word.partition('=')[2]) for word in promote.command if word.startswith('--level='))
@@ -120,6 +121,59 @@ def test_rounds_spend_the_level_of_the_loop(steps):
     spent = [1 - steps.gate.level_of(number) for number in range(1, 2_000)]
     assert spent[0] == pytest.approx(0.05 * 6 / np.pi**2) and spent == sorted(spent, reverse=True)
     assert 0.0499 < sum(spent) < 0.05
+
+
+OPEN = {'passes': False, 'outcome': 'not decided', 'needed': 1_600}
+
+
+def _round(tmp_path, number, **verdict):
+    """Makes a round whose candidate is trained."""
+    inputs = {'began': 0.0, 'new_decisions': 200, 'decisions': [], 'outcomes': []}
+    begun = Round(tmp_path / 'rounds' / str(number), inputs)
+    _export(begun.directory / 'run' / 'policies' / 'greedy_policy' / '500', **verdict)
+    (begun.directory / 'parts').mkdir()
+    return begun
+
+
+def test_what_is_not_decided_is_judged_by_all_that_comes_later(tmp_path, steps):
+    first = _round(tmp_path, 1, gate={**OPEN, 'data': [{'path': f'{tmp_path}/rounds/1/parts/held_out'}]})
+    result = steps.result(first)
+    assert (result['waits'], result['candidate'], result['promoted']) == (1, 1, False)
+    first.finish(**result)
+    begun = dataclasses.replace(first, directory=first.directory.with_name('2'))
+    for name in ('joined', 'later', 'later/held_out'):
+        (begun.directory / name).mkdir(parents=True)
+    _, split, judge = steps.of(begun)
+    assert {'--share=1', f'--earlier={tmp_path}/rounds/1/parts'} <= set(split.command) and split.is_done()
+    data = [f'--data={tmp_path}/rounds/{part}/held_out' for part in ('1/parts', '2/later')]
+    assert [word for word in judge.command if word.startswith('--data')] == data
+    assert {f'--level={steps.gate.level_of(1)}', f'--why=round 1 of {tmp_path}/rounds'} <= set(judge.command)
+    assert not judge.is_done(), 'the verdict is that of the round before'
+    metadata = first.run.policy('greedy_policy') / '500' / 'metadata.json'
+    judged = [{'path': word.removeprefix('--data=')} for word in data]
+    write_json(metadata, {'gate': {**OPEN, 'data': judged}})
+    assert judge.is_done() and [step.name for step in steps.of(begun)] == ['join', 'split', 'promote']
+    assert steps.result(begun)['waits'] == 1
+    # Once it is decided, the same round trains the next one.
+    write_json(metadata, {'gate': {**OPEN, 'outcome': 'worse', 'data': judged}})
+    assert [step.name for step in steps.of(begun)] == ['join', 'split', 'promote', 'split', 'train', 'promote']
+    begun.finish(**steps.result(begun))
+    third = dataclasses.replace(begun, directory=begun.directory.with_name('3'))
+    *_, split, _, _ = steps.of(third)
+    assert f'--earlier={begun.directory}/later' in split.command, 'which has the names of all that came before'
+
+
+def test_a_candidate_waits_while_the_same_version_serves_and_not_for_ever(tmp_path, steps):
+    first = _round(tmp_path, 1, gate={**OPEN, 'data': []})
+    first.finish(**steps.result(first))
+    begun = dataclasses.replace(first, directory=first.directory.with_name('2'))
+    assert [step.name for step in steps.of(begun)] == ['join', 'split']
+    short = dataclasses.replace(steps, gate=dataclasses.replace(steps.gate, max_rounds=8))
+    assert short.result(first)['waits'] is None, 'seven more rounds of 200 decisions do not decide it'
+    serving = tmp_path / 'serving' / 'policies' / 'greedy_policy'
+    _export(serving / '7')
+    states.promote(serving, 7, 'stable', 'by hand')
+    assert [step.name for step in steps.of(begun)] == ['join', 'split', 'train', 'promote'], 'another comparison'
 
 
 def test_another_policy_can_serve(tmp_path, steps):
@@ -156,6 +210,8 @@ def test_a_verdict_is_final_and_a_promotion_is_made_once(tmp_path, steps):
     states.promote(serving.parent, 500, 'stable', f'{reason}: difference at least 1')
     assert promote.is_done() and steps.result(begun) == {
         'promoted': True,
+        'candidate': 2,
+        'waits': None,
         'serves': 500,
         'gate': {**VERDICT, 'passes': True},
         'import': {},

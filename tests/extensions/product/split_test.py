@@ -82,7 +82,8 @@ def test_by_a_column_all_of_a_user_are_on_one_side(data, tmp_path):
 @pytest.mark.parametrize(
     ('settings', 'error'),
     [
-        ({'share': 0.0}, 'got share=0.0; need a number above 0 and below 1'),
+        ({'share': 0.0}, 'got share=0.0; need a number above 0 and at most 1'),
+        ({'share': 1.0}, 'got share=1 without earlier; need a share below 1, or an earlier split'),
         ({'share': 0.5, 'by': 'observation.shop'}, r"got by='observation.shop' for data without observation.shop"),
         ({'share': 1e-9}, 'got no episode for held_out, of 400'),
         (
@@ -106,6 +107,11 @@ def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     assert held and not held & {*earlier[0], *earlier[1]} and earlier[1]
     assert held == set(episodes(parts(data, tmp_path / 'alone', share=0.25)[1], 'reward')) - set(earlier[1])
     assert sorted([*episodes(train, 'reward'), *held]) == list(range(EPISODES))
+    _, new = parts(data, tmp_path / 'new', share=1.0, earlier=tmp_path / 'earlier')
+    assert set(episodes(new, 'reward')) == set(range(EPISODES)) - {*earlier[0], *earlier[1]}
+    train, nothing = parts(old, tmp_path / 'nothing', share=1.0, earlier=tmp_path / 'earlier')
+    assert len(episodes(train, 'reward')) == 250 and not nothing.exists()
+    train = tmp_path / 'later' / 'train'
     # Nothing is new: the shares are those of the data alone.
     _, again = parts(old, tmp_path / 'again', share=0.25, earlier=tmp_path / 'earlier')
     assert episodes(again, 'reward') == earlier[1]

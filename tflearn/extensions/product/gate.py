@@ -236,6 +236,12 @@ class ScaledLog:
         found = confidence_sequences.difference(*self.weights[::-1], self.rewards, self.discounts, known)
         return [self._by_unit(each) for each in found]
 
+    @functools.cached_property
+    def merged(self) -> tuple[list[Variable], list[Variable]]:
+        """Of both differences each value once: where few are different, a wealth takes no time."""
+        ours, theirs = ([each.merged() for each in of] for of in (self.difference, self.reverse))
+        return ours, theirs
+
     @property
     def num_units(self) -> int:
         """The number of clusters, else of episodes."""
@@ -284,6 +290,7 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
     """
     scaled = scale(log, options)
     options, shift = scaled.options, options.margin / scaled.unit
+    ours, theirs = scaled.merged
     doubt = max(0.0, _log_doubt(log, scaled.known))
     # Evidence that is no stronger than that against the log's probabilities does not count.
     threshold = doubt - math.log(options.alpha)
@@ -292,11 +299,11 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
     needed = exploration = None
     if doubt >= -math.log(_REFUTED):
         reasons = ('the logged probabilities are refuted: mean weights, which are 1, are too large or too small',)
-    elif log_wealth(scaled.difference, shift) >= threshold:
+    elif log_wealth(ours, shift) >= threshold:
         outcome = 'not decided' if scaled.is_below and not options.clips else 'passes'
         if outcome == 'not decided':
             reasons = (f'rewards are below {options.low:g}, the least that is stated: --clip_rewards',)
-    elif log_wealth(scaled.reverse, -shift) >= threshold:
+    elif log_wealth(theirs, -shift) >= threshold:
         outcome, reasons = 'worse', ('the difference is below -margin',)
     else:
         needed = _needed(scaled, shift, threshold)
@@ -389,7 +396,7 @@ def _log_doubt(log: LoggedEpisodes, known: Support | None) -> float:
 def _needed(scaled: ScaledLog, shift: float, threshold: float) -> int | None:
     """Returns about how many more units decide, if the best bet grows as before; None if none grows."""
     least = math.inf
-    for variables, own in ((scaled.difference, shift), (scaled.reverse, -shift)):
+    for variables, own in zip(scaled.merged, (shift, -shift), strict=True):
         growth = max(float(each.log_wealths(own).max()) for each in variables)
         if growth > 0:
             # The mixture lags behind its best bet, in the end by the share of the bets that grow nearly as fast.

@@ -5,12 +5,13 @@ import itertools
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
+from tflearn.core.confidence_sequences import Support
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked
 from tflearn.core.types import EnvironmentSpecs
@@ -35,6 +36,7 @@ def judge(
     dataset: Dataset,
     options: GateOptions,
     served: Served,
+    logged_by: Sequence[pathlib.Path] = (),
 ) -> Verdict:
     """Judges an exported policy by logged episodes, and writes the verdict into its `metadata.json`.
 
@@ -44,6 +46,7 @@ def judge(
       dataset: the episodes, with the log-probabilities of their actions.
       options: what the candidate has to prove.
       served: how the server makes both act.
+      logged_by: versions that may have logged some of the episodes, besides the incumbent.
 
     Raises:
       ValueError: if there are no such policies or data, they are of different environments, the probabilities of
@@ -62,7 +65,8 @@ def judge(
     options = dataclasses.replace(options, **data_evaluation.reward_range(options, stated), longest=longest)
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
     others = acting[incumbent] if incumbent else None
-    verdict = gate.judge(logged_episodes(dataset, specs, acting[candidate], others), options)
+    loggers = (data_evaluation.probabilities(loader.load(path), specs, served) for path in logged_by)
+    verdict = gate.judge(logged_episodes(dataset, specs, acting[candidate], others, loggers), options)
     if incumbent and _was_trained_on(policies[incumbent], used):
         warning = f'{incumbent} was trained on data that may be among these: its value is too good'
         verdict = dataclasses.replace(verdict, warnings=(*verdict.warnings, warning))
@@ -115,8 +119,9 @@ def logged_episodes(
     specs: EnvironmentSpecs,
     candidate: PolicyProbabilities,
     incumbent: PolicyProbabilities | None,
+    loggers: Iterable[PolicyProbabilities] = (),
 ) -> LoggedEpisodes:
-    """Returns episodes in the order of their times, and what the policies make of them."""
+    """Returns episodes in the order of their times, and what the policies make of them; `loggers` see `judge`."""
     episodes, info = data_evaluation.read(dataset, specs, with_unknown=True)
     log_behaviour = info.get(data_evaluation.LOG_PROBABILITY)
     if log_behaviour is None:
@@ -148,9 +153,14 @@ def logged_episodes(
     log_even = candidate.even.of_actions(rows, lengths)
     known = None
     if shape[1] == 1 and len(counted) == len(lengths):
-        log = _log_of_all(counted, log_behaviour, others, log_even, candidate.even, incumbent)
-        if log is not None:
-            known = data_evaluation.support(rows, counted[order], candidate, incumbent or log, log)
+        # An incumbent that is the log has no probabilities of its own.
+        own_log = [(incumbent, others[counted])] if incumbent else []
+        logs = itertools.chain(
+            [*own_log, (candidate.even, log_even[counted])],
+            ((log, log.of_actions(rows, lengths)[counted]) for log in loggers),
+        )
+        known = _known(rows, counted, log_behaviour[counted], candidate, incumbent, logs)
+        known = known and Support(**{name: values[order] for name, values in vars(known).items()})
     return dataclasses.replace(
         found,
         known=known,
@@ -160,19 +170,42 @@ def logged_episodes(
     )
 
 
-def _log_of_all(
-    counted: np.ndarray,
+def _known(
+    rows: Any,
+    index: np.ndarray,
     logged: np.ndarray,
-    incumbent: np.ndarray,
-    log_even: np.ndarray,
-    even: PolicyProbabilities,
-    policy: PolicyProbabilities | None,
-) -> PolicyProbabilities | None:
-    """Returns the policy that has logged all actions, if that is the incumbent or even chance; None if not."""
-    for log_probabilities, found in ((incumbent, policy), (log_even, even)):
-        if found is not None and np.allclose(log_probabilities[counted], logged[counted], rtol=0, atol=_SAME):
-            return found
-    return None
+    candidate: PolicyProbabilities,
+    incumbent: PolicyProbabilities | None,
+    logs: Iterable[tuple[PolicyProbabilities, np.ndarray]],
+) -> Support | None:
+    """Returns what the probabilities of all actions say of decisions that one or several policies have logged.
+
+    Args:
+      rows: as of `data_evaluation.support`.
+      index: the row of each decision.
+      logged: the logged log-probability of each decision's action.
+      candidate: the candidate.
+      incumbent: the incumbent; None is the log.
+      logs: policies, with their log-probabilities of the same actions. A decision may be of each
+        that has the logged one: it gets the worst of what they say.
+
+    Returns:
+      The support; None if a decision is of none of them.
+    """
+    found = {field.name: np.zeros(len(index)) for field in dataclasses.fields(Support)}
+    is_known = np.zeros(len(index), bool)
+    for log, log_probabilities in logs:
+        is_same = np.isclose(log_probabilities, logged, rtol=0, atol=_SAME)
+        if is_same.any():
+            said = data_evaluation.support(rows, index[is_same], candidate, incumbent or log, log)
+            for name, values in found.items():
+                values[is_same] = np.maximum(values[is_same], getattr(said, name))
+        if is_same.all():
+            break
+        is_known |= is_same
+    else:
+        return Support(**found) if is_known.all() else None
+    return said
 
 
 def find(directory: pathlib.Path, name: str) -> pathlib.Path:
@@ -190,6 +223,15 @@ def find(directory: pathlib.Path, name: str) -> pathlib.Path:
         known = ', '.join(map(str, versions.versions(directory))) or 'none'
         raise UserValueError(f'got the version {name!r}; need a path with a /, or a train step in {directory}: {known}')
     return path
+
+
+def _loggers(known: states.States | None, directory: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the versions that answer or have answered before."""
+    if known is None:
+        return []
+    numbers = known.stable, known.canary, *known.earlier
+    paths = [directory / str(number) for number in dict.fromkeys(numbers) if number is not None]
+    return [path for path in paths if versions.is_complete(path)]
 
 
 def adopt(version: pathlib.Path, directory: pathlib.Path) -> int:
@@ -245,7 +287,7 @@ def promote(
         # The incumbent comes last: the version's metadata have its verdict.
         for each in dict.fromkeys((best, name)):
             against = find(directory, each) if each else None
-            verdict = judge(path, against, Dataset(data), GateOptions(**options), served)
+            verdict = judge(path, against, Dataset(data), GateOptions(**options), served, _loggers(known, directory))
             lines += [f'candidate {path}, incumbent {against or "the log"}', verdict.text()]
             if not verdict.passes:
                 return '\n'.join(lines), False

@@ -39,7 +39,7 @@ def split_files(paths: Sequence[str], output: pathlib.Path, settings: Mapping[st
 def split(
     dataset: Dataset,
     output: pathlib.Path,
-    share: Annotated[float, Range(above=0, below=1)],
+    share: Annotated[float, Range(above=0, most=1)],
     by: str = ID,
     compress: bool = False,
     earlier: pathlib.Path | None = None,
@@ -49,7 +49,9 @@ def split(
     Args:
       dataset: the episodes.
       output: a new directory, which appears whole.
-      share: the share of episodes that are held out: with 'id' about that many, with 'time' as near as equal times let.
+      share: the share of episodes that are held out: with 'id' about that many, with 'time' as near
+        as equal times let. 1, with `earlier`, holds out all that is new, if anything is, and there
+        may be nothing to train on: it is for what was trained before.
       by: 'time' holds out those that end last; 'id' those with a small hash of the cluster's name, else of the
         episode's, else of the row's, else of the content and how often it came before; otherwise the name of a column,
         such as 'observation.user', whose first value is hashed.
@@ -66,6 +68,8 @@ def split(
     """
     if earlier and by != ID:
         raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
+    if share == 1 and not earlier:
+        raise UserValueError('got share=1 without earlier; need a share below 1, or an earlier split')
     readers = with_unknown(dataset)
     reader = readers['']
     reader.check_equal()
@@ -87,7 +91,7 @@ def split(
             held_out = _end(episode) >= begin
         else:
             numbers.append(hashed(record, episode))
-            held_out = numbers[-1] in new if new else numbers[-1] < share
+            held_out = numbers[-1] in new if new or share == 1 else numbers[-1] < share
         if _CLUSTER in episode:
             clusters[held_out].add(int(episode[_CLUSTER][0]))
         return held_out
@@ -138,7 +142,9 @@ def _write(
             for record, episode in each.records():
                 steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
                 writer(parts[is_held_out(record, episode)], name).write_record(record, steps)
-        totals = [(part, writer(part, '').num_episodes, writer(part, '').num_steps) for part in parts]
+        # Where all that is new is held out, a part may have no episode: it has no data set then.
+        made = [part for part in parts if facts['share'] < 1 or (begun / part).exists()]
+        totals = [(part, writer(part, '').num_episodes, writer(part, '').num_steps) for part in made]
         if empty := [part for part, episodes, _ in totals if not episodes]:
             raise UserValueError(
                 f'got no episode for {empty[0]}, of {reader.num_read} with share={facts["share"]:g}; need more data, '
@@ -146,7 +152,7 @@ def _write(
             )
         closing.close()
         finish(begun)
-        for part in parts:
+        for part in made:
             metadata.keep_vocabularies(reader.directories, begun / part)
     return totals
 

@@ -20,6 +20,7 @@ from tflearn.core.settings import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     Range,
     checked_dataclass,
 )
@@ -33,12 +34,16 @@ with extras.needed_by('tflearn loop'):
     import jinja2
 
 _INPUTS, _RESULT = 'round.json', 'end.json'
+# In a round: what trains and judges its own candidate; what judges one of a round before.
+_PARTS, _LATER = 'parts', 'later'
+_ID = 'id'
 
 
 class _Inputs(TypedDict):
     """A round's first file."""
 
     began: messages.Moment
+    new_decisions: NonNegativeInt
     decisions: list[str]
     outcomes: list[str]
 
@@ -49,9 +54,15 @@ class _Estimate(TypedDict):
     high: NotRequired[float | None]
 
 
+class _Source(TypedDict):
+    path: str
+
+
 class _Verdict(TypedDict):
     passes: NotRequired[bool]
     outcome: NotRequired[str]
+    needed: NotRequired[NonNegativeInt | None]
+    data: NotRequired[list[_Source]]
     candidate: NotRequired[_Estimate | None]
     incumbent: NotRequired[_Estimate | None]
     difference: NotRequired[_Estimate | None]
@@ -66,6 +77,8 @@ _Result = TypedDict(
     '_Result',
     {
         'promoted': NotRequired[bool],
+        'candidate': NotRequired[NonNegativeInt],
+        'waits': NotRequired[NonNegativeInt | None],
         'serves': NotRequired[NonNegativeInt | None],
         'gate': NotRequired[_Verdict | None],
         'import': NotRequired[_Import],
@@ -115,6 +128,10 @@ class Round:
     def run(self) -> RunDir:
         """The run that trains."""
         return RunDir(self.directory / 'run')
+
+    def other(self, number: int) -> 'Round':
+        """Returns another round of the loop."""
+        return Round(self.directory.with_name(str(number)), {})
 
     def finish(self, **result: Any) -> None:
         """Writes the result."""
@@ -196,6 +213,8 @@ def _row(of: Round) -> tuple[str, ...]:
     result = of.result or {}
     gate = result.get('gate') or {}
     verdict = 'serves' if result.get('promoted') else gate.get('outcome', 'refused')
+    if (candidate := result.get('candidate', of.number)) != of.number:
+        verdict = f'round {candidate}: {verdict}'
     return (
         str(of.number),
         time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(of.inputs['began'])),
@@ -273,6 +292,9 @@ class Gate:
       epsilon: the share of random actions with which the policy is served.
       temperature: the temperature with which it is served.
       clips: whether a policy may pass although rewards are below the range that the column map states.
+      max_rounds: the most rounds that judge a policy, the one that trains it included. While it is not decided, the
+        next rounds train none, and all of their new episodes judge it, which it has never seen: so long as these
+        rounds are expected to decide it. This needs `by` = 'id'.
     """
 
     held_out: Annotated[float, Range(above=0, below=1)] = 0.2
@@ -283,6 +305,7 @@ class Gate:
     epsilon: Fraction = 0.0
     temperature: PositiveFloat = 1.0
     clips: bool = False
+    max_rounds: PositiveInt = 10
 
     def level_of(self, number: int) -> float:
         """Returns the confidence level of the candidate of this round, counted from 1."""
@@ -318,31 +341,74 @@ class Steps:
 
     def of(self, begun: Round) -> Iterator[Step]:
         """Yields the steps in their order; a step is made when those before are done."""
-        joined, parts = (begun.directory / name for name in ('joined', 'parts'))
+        joined = begun.directory / 'joined'
         yield self._step('join', joined.exists, 'data', 'join', *self._join(begun), f'--output={joined}')
-        data = str(joined)
+        if waiting := self._waiting(begun):
+            yield self._split(begun, _LATER, 1.0)
+            if any(path.is_relative_to(begun.directory) for path in _evidence(waiting, begun)):
+                yield self._judge(waiting, begun)
+            if self._waits(waiting, begun):
+                return
+        data = joined
         if self.gate:
-            data, options = f'{parts}/train', [f'--share={self.gate.held_out}', f'--by={self.gate.by}']
-            earlier = begun.directory.with_name(str(begun.number - 1)) / 'parts'
-            if earlier.exists() and self.gate.by == 'id':
-                options.append(f'--earlier={earlier}')
-            yield self._step('split', parts.exists, 'data', 'split', f'--data={joined}', f'--output={parts}', *options)
-        yield self._step('train', begun.run.done.exists, 'train-offline', *self._train(begun), f'--data={data}')
-        yield self._step('promote', lambda: self._is_judged(begun), 'promote', *self._promote(begun))
+            yield self._split(begun, _PARTS, self.gate.held_out)
+            data = begun.directory / f'{_PARTS}/train'
+        yield self._step('train', begun.run.train_result.exists, 'train-offline', *self._train(begun), f'--data={data}')
+        yield self._judge(begun, begun)
 
     def result(self, begun: Round) -> dict[str, Any]:
         """Returns what came of a round whose steps are done: for the page, and for its last file."""
         found = states.read(self._served)
         data = read_json(begun.directory / 'joined' / 'dataset.json', _Description) or {}
+        # The newest first.
+        judged = [begun, *filter(None, [self._waiting(begun)])]
+        waits = [each for each in judged if self._waits(each, begun)]
+        promoted = [each for each in judged if self._is_promoted(each)]
+        shown = [*promoted, *waits, begun][0]
         return {
-            'promoted': self._is_promoted(begun),
+            'promoted': bool(promoted),
+            'candidate': shown.number,
+            'waits': waits[0].number if waits else None,
             'serves': found and found.stable,
-            'gate': self._verdict(begun),
+            'gate': self._verdict(shown),
             'import': data.get('metadata', {}).get('import', {}),
         }
 
     def _step(self, name: str, is_done: Callable[[], bool], verb: str, *arguments: str) -> Step:
         return Step(name, (sys.executable, '-m', self.package, verb, *arguments), is_done)
+
+    def _split(self, begun: Round, name: str, share: float) -> Step:
+        assert self.gate
+        output = begun.directory / name
+        options = [f'--share={share:g}', f'--by={self.gate.by}']
+        earlier = (begun.other(begun.number - 1).directory / each for each in (_PARTS, _LATER))
+        if self.gate.by == _ID and (path := next((each for each in earlier if each.exists()), None)):
+            options.append(f'--earlier={path}')
+        data = f'--data={begun.directory / "joined"}'
+        return self._step('split', output.exists, 'data', 'split', data, f'--output={output}', *options)
+
+    def _judge(self, candidate: Round, begun: Round) -> Step:
+        is_done = lambda: self._is_judged(candidate, begun)  # noqa: E731
+        return self._step('promote', is_done, 'promote', *self._promote(candidate, begun))
+
+    def _waiting(self, begun: Round) -> Round | None:
+        """Returns the round whose candidate the round before has not decided, if what served then still serves."""
+        before = begun.other(begun.number - 1).result or {}
+        if not (before.get('waits') and self.gate and self.gate.by == _ID):
+            return None
+        waiting, found = begun.other(before['waits']), states.read(self._served)
+        is_same = (found and found.stable) == before.get('serves')
+        return waiting if self._is_promoted(waiting) or (is_same and self._verdict(waiting)) else None
+
+    def _waits(self, candidate: Round, begun: Round) -> bool:
+        """Whether the next round judges the candidate further."""
+        if not self.gate or self.gate.by != _ID or self._is_promoted(candidate):
+            return False
+        verdict = self._verdict(candidate) or {}
+        if verdict.get('outcome') != 'not decided' or verdict.get('needed') is None:
+            return False
+        rounds = candidate.number + self.gate.max_rounds - 1 - begun.number
+        return bool(verdict['needed'] <= rounds * begun.inputs['new_decisions'])
 
     def _join(self, begun: Round) -> list[str]:
         logs = self.logs
@@ -370,20 +436,23 @@ class Steps:
             *(f'--gin_bindings={statement}' for statement in statements),
         ]
 
-    def _promote(self, begun: Round) -> list[str]:
-        held_out = begun.directory / 'parts' / 'held_out'
+    def _promote(self, candidate: Round, begun: Round) -> list[str]:
         names = ('margin', 'gamma', 'epsilon', 'temperature')
         policy = f'--root_dir={self.serving.root}', f'--policy={self.training.policy}'
-        where = *policy, f'--candidate={self._candidate(begun)}', f'--why={_reason(begun)}'
+        where = *policy, f'--candidate={self._candidate(candidate)}', f'--why={_reason(candidate)}'
         if not self.gate:
             return [*where, '--ungated']
         options = [f'--{name}={getattr(self.gate, name)}' for name in names]
         options += ['--clip_rewards'] if self.gate.clips else []
-        return [*where, f'--data={held_out}', f'--level={self.gate.level_of(begun.number)}', *options]
+        data = [f'--data={path}' for path in _evidence(candidate, begun)]
+        return [*where, *data, f'--level={self.gate.level_of(candidate.number)}', *options]
 
-    def _is_judged(self, begun: Round) -> bool:
+    def _is_judged(self, candidate: Round, begun: Round) -> bool:
         """Whether the candidate serves, or has failed. One that passed and does not serve yet is judged again."""
-        return self._is_promoted(begun) or (self._verdict(begun) or {}).get('passes') is False
+        verdict = self._verdict(candidate) or {}
+        paths = [pathlib.Path(each['path']) for each in verdict.get('data', [])]
+        is_new = candidate.number == begun.number or any(path.is_relative_to(begun.directory) for path in paths)
+        return self._is_promoted(candidate) or (verdict.get('passes') is False and is_new)
 
     def _is_promoted(self, begun: Round) -> bool:
         found = states.read(self._served)
@@ -399,6 +468,13 @@ class Steps:
     def _candidate(self, begun: Round) -> pathlib.Path:
         directory = begun.run.policy(self.training.policy)
         return directory / str(versions.newest_version(directory))
+
+
+def _evidence(candidate: Round, begun: Round) -> list[pathlib.Path]:
+    """Returns the data sets that judge a candidate: what was held out from it, and all that is new since."""
+    later = [candidate.other(number).directory / _LATER for number in range(candidate.number + 1, begun.number + 1)]
+    found = [path / 'held_out' for path in (candidate.directory / _PARTS, *later)]
+    return [path for path in found if path.exists() or path.parent.name == _PARTS]
 
 
 def _reason(begun: Round) -> str:
