@@ -20,7 +20,7 @@ COMMANDS = {
     **{command: (command, 'log', 'new_episodes') for command in ('import', 'join')},
 }
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
-_JOINING = ('window_secs', 'default_reward', 'combine', 'until', 'settle_secs', 'last_secs', 'outages')
+_JOINING = ('window_secs', 'default_reward', 'combine', 'until', 'settle_secs', 'last_secs', 'outages', 'weigh_delays')
 
 
 def _record_bindings() -> Sequence[str]:

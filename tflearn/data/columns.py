@@ -236,6 +236,7 @@ class _Facts(TypedDict):
     copied_from: NotRequired[list[messages.Data]]
     stated: NotRequired[dict[str, float | bool]]
     missing: NotRequired[dict[str, float]]
+    weighed: NotRequired[bool]
 
 
 class _Description(_Columns):

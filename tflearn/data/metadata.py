@@ -23,6 +23,7 @@ VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their ca
 # Of data from logs: what the column map states of the rewards and episodes.
 STATED, SLOTS = 'stated', 'independent_slots'
 MISSING = 'missing'  # of data from logs: the numbers that stand for missing ones, by the column map
+WEIGHED = 'weighed'  # whether decisions stand several times in it, or none, by their weights: it only trains
 TRAINED_ON = 'trained_on'  # of an exported policy: the `lineage` of its data
 _END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
 _OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
@@ -87,9 +88,15 @@ def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, A
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
-def kept(directories: Sequence[pathlib.Path]) -> dict[str, dict[str, Any]]:
+def kept(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
     """Returns what a data set that is made of others states as they do."""
-    return {key: stated(directories, key) for key in (STATED, MISSING)}
+    found: dict[str, Any] = {key: stated(directories, key) for key in (STATED, MISSING)}
+    return found | ({WEIGHED: True} if weighed(directories) else {})
+
+
+def weighed(directories: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Returns the data sets that are no evidence, see `WEIGHED`."""
+    return [each for each in directories if columns.read_metadata(each).get(WEIGHED)]
 
 
 def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:

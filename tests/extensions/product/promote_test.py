@@ -13,7 +13,7 @@ from tests.testing import forks
 from tests.testing.served_policies import Publisher
 from tflearn.core import extensions
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data import arrays, metadata
+from tflearn.data import arrays, columns, conversion, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import promotion
 from tflearn.extensions.product.split import HELD_OUT, TRAIN, split
@@ -107,6 +107,10 @@ def test_what_was_trained_on_the_data_is_refused(publish, data, tmp_path):
         ended = promote(root, '--candidate=3', *judged)
         assert ended.returncode == 2 and 'which was trained on data that may be among these' in ended.stderr
     trained_on('3', data / 'train')
+    conversion.copy(Dataset([f'{data}/held_out']), tmp_path / 'weighed')
+    columns.write_metadata(tmp_path / 'weighed', {metadata.WEIGHED: True})
+    ended = promote(root, '--candidate=3', f'--data={tmp_path}/weighed', '--margin=0.1', *RANGE)
+    assert ended.returncode == 2 and 'whose decisions are weighed by the delays' in ended.stderr
     ended = promote(root, '--candidate=3', *judged)
     assert ended.returncode == 0 and 'incumbent the log' in ended.stdout and 'too good' not in ended.stdout
     trained_on('3', data / 'held_out')  # now of the incumbent: that makes it no easier

@@ -73,7 +73,7 @@ def evaluate_on_data(
     loaded = chosen_policy.load(run_dir, policy, train_step)
     directories = find_directories(dataset)
     specs = columns.read_specs(directories[0])
-    stated = metadata.stated(directories)
+    stated = evidence(directories)
     slots = ope_options.independent_slots or stated.get(metadata.SLOTS, False)
     ope_options = dataclasses.replace(ope_options, **reward_range(ope_options, stated), independent_slots=slots)
     loaded.check(specs)
@@ -102,6 +102,16 @@ def evaluate_on_data(
         'options': dataclasses.asdict(ope_options),
     }
     return found, facts | found.json()
+
+
+def evidence(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
+    """Returns what data sets state; raises ValueError if one of them can only train."""
+    if weighed := metadata.weighed(directories):
+        raise UserValueError(
+            f'got {weighed[0]}, whose decisions are weighed by the delays of their outcomes, which is a guess; need '
+            'data that were joined without --weigh_delays'
+        )
+    return metadata.stated(directories)
 
 
 def reward_range(options: OpeOptions | GateOptions, stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import functools
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -103,7 +103,10 @@ def run(
         MAX_CATEGORIES, or the directory exists.
     """
     words = _vocabularies(paths, mapped, vocabularies)
-    encoder, keys = RowEncoder(mapped, words, report), mapped.keys
+    weighs = outcomes is not None and outcomes.weigh_delays
+    encoder, keys = RowEncoder(mapped, words, report, weighs), mapped.keys
+    if weighs and 'episode' in keys:
+        raise UserValueError('got --weigh_delays with an `episode` in the column map; need decisions one by one')
     info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
     stored = columns.columns_of(columns.data_spec(encoder.specs, info))
     with new_directory(output) as begun:
@@ -119,12 +122,14 @@ def run(
                 joined = Outcomes(outcomes, report, paths, encoder.actions)
                 parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
                 decisions = stack.enter_context(_divided(joined.watched(rows), encoder.dtype, 'id'))
-                rows = map(joined.join, decisions, parts)
+                if outcomes.weigh_delays:
+                    joined.estimate_delays(zip(decisions(is_last=False), parts(is_last=False), strict=True))
+                rows = map(joined.join, decisions(), parts())
             if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
                 if by == 'key' or not outcomes:
-                    rows = stack.enter_context(_divided(rows, encoder.dtype, by))
+                    rows = stack.enter_context(_divided(rows, encoder.dtype, by))()
                 order = _Order(log_files.labels(paths), keys, report)
-                rows = (order(part) for part in rows if len(part))
+                rows = (_repeated(order(part)) for part in rows if len(part))
             else:
                 # Of a decision for several slots all or none are left.
                 rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
@@ -143,7 +148,7 @@ def run(
         report.counts.update(episodes=writer('').num_episodes, steps=writer('').num_steps)
         if (begun / UNKNOWN).exists():
             report.counts['episodes with unknown rewards'] = writer(UNKNOWN).num_episodes
-        _write_facts(begun, paths, mapped, words, report)
+        _write_facts(begun, paths, mapped, words, report, weighs)
 
 
 def _write_facts(
@@ -152,14 +157,16 @@ def _write_facts(
     mapped: ColumnMap,
     words: Mapping[str, list[str]],
     report: Report,
+    weighs: bool,
 ) -> None:
     """Writes what the data set is made of, and the vocabularies of its categories."""
     categories = {each.name for each in mapped.features if each.has_vocabulary}
     write_json(directory / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
-    facts = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
+    facts: dict[str, Any] = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
     facts[metadata.STATED] = dict(mapped.stated)
     observed = [each for each in mapped.features if each.name.startswith('observation.')]
     facts[metadata.MISSING] = {each.name: each.missing for each in observed if each.missing is not None}
+    facts |= {metadata.WEIGHED: True} if weighs else {}
     facts |= {'import_warnings': report.warnings} if report.warnings else {}
     columns.write_metadata(directory, {**facts, **metadata.versions()})
 
@@ -223,8 +230,11 @@ def _ahead(items: Iterator[_T]) -> Iterator[_T]:
 
 
 @contextlib.contextmanager
-def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator[Iterator[np.ndarray]]:
-    """Divides rows among files; yields an iterator over their rows, where all of one `by` stand in one file."""
+def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator[Callable[..., Iterator[np.ndarray]]]:
+    """Divides rows among files; yields a function of their rows, where all of one `by` stand in one file.
+
+    The function has an argument `is_last`, true by default: it deletes each file that it has read.
+    """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(_NUM_PARTS)]
         for rows in _ahead(blocks):
@@ -234,13 +244,15 @@ def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator
             rows = rows[places]
             for i, file in enumerate(files):
                 file.write(rows[bounds[i] : bounds[i + 1]].data)
-        yield map(_content, files, itertools.repeat(dtype))
+        yield lambda is_last=True: (_content(file, dtype, is_last) for file in files)
 
 
-def _content(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
-    with file:
-        file.seek(0)
-        return np.fromfile(file, dtype)
+def _content(file: IO[bytes], dtype: np.dtype, is_last: bool) -> np.ndarray:
+    file.seek(0)
+    rows = np.fromfile(file, dtype)
+    if is_last:
+        file.close()
+    return rows
 
 
 @dataclasses.dataclass
@@ -292,6 +304,17 @@ class _Order:
             reason = f'a {kind}', f'{need}, by --refuse'
             self.report.bad([(f'{self.labels[file]}, row {row}', *reason) for file, row in places])
         return refused
+
+
+def _repeated(rows: np.ndarray) -> np.ndarray:
+    """Returns the rows as often as their weights say, each as an episode of its own."""
+    if 'copies' not in (rows.dtype.names or ()):
+        return rows
+    copies = rows['copies'].astype(np.int64)
+    again = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
+    rows = np.repeat(rows, copies)
+    rows['key'] += again.astype(np.uint64) << np.uint64(56)
+    return rows
 
 
 def _first_rows(rows: np.ndarray) -> np.ndarray:

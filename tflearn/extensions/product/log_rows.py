@@ -294,8 +294,8 @@ class RowEncoder:
       specs: the specs of the environment that the log is of.
     """
 
-    def __init__(self, column_map: ColumnMap, vocabularies: Vocabularies, report: Report):
-        """Takes the vocabularies of all categories, by the names of their parts."""
+    def __init__(self, column_map: ColumnMap, vocabularies: Vocabularies, report: Report, has_copies: bool = False):
+        """Takes the vocabularies of all categories, by the names of their parts; with copies rows have 'copies'."""
         self._map, self._report = column_map, report
         self._vocabularies = {name: table_values.vocabulary(values) for name, values in vocabularies.items()}
         self._num_actions = len(vocabularies.get(ACTION, ()))
@@ -306,6 +306,7 @@ class RowEncoder:
         self.actions = dict(enumerate(vocabularies.get(ACTION, ()), self._start))
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
+        fields += [('copies', 'u1')] if has_copies else []
         for each in column_map.features:
             kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1', 'features': 'f4'}[each.kind]
             shape = (self._num_actions,) if each.kind == 'mask' else each.shape

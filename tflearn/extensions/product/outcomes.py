@@ -5,6 +5,7 @@ What is not known is not zero: decisions whose windows are open are left out, wh
 those of which an outcome is wrong have the reward NaN.
 """
 
+import collections
 import math
 import pathlib
 import time
@@ -16,11 +17,14 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.extensions.product import csv_rows, log_files, table_values, tables
+from tflearn.extensions.product.delays import Delays
 from tflearn.extensions.product.log_end import LogEnd
 from tflearn.extensions.product.log_rows import ACTION, LARGEST, ROWS_OF_A_FILE, BlockChecks, Feature, Report
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
 _UNKNOWN = 'decisions with a wrong outcome'
+_WEIGHED = 'decisions whose window is open, with weights'
+_Counts = collections.Counter[str]
 _PARTS = 20  # of the time, whose shares of decisions with outcomes are compared
 _DOUBT = 4.0  # standard deviations
 
@@ -44,6 +48,7 @@ class OutcomeOptions:
         None finds it, see `LogEnd`.
       settle_secs: seconds before the end that is found in which outcomes may still be on their way.
       last_secs: seconds before the end of the log: earlier decisions are left out. None takes all.
+      weigh_delays: keeps decisions whose windows are open too, with weights, see `Delays`: to train, not to judge.
       outages: times in which outcomes were lost, 'BEGIN,END' [s since 1970], or 'BEGIN,END,TEXT' of decisions in files
         whose paths have the text: decisions whose window meets one are left out.
     """
@@ -61,10 +66,16 @@ class OutcomeOptions:
     settle_secs: NonNegativeFloat = 60.0
     last_secs: PositiveFloat | None = None
     outages: Sequence[str] = ()
+    weigh_delays: bool = False
 
     def __post_init__(self) -> None:
         if self.until is not None and self.until > time.time():
             raise UserValueError(f'got until={self.until!r}, which has not come; need seconds since 1970')
+        if self.weigh_delays and (self.window_secs is None or self.combine != 'first'):
+            raise UserValueError(
+                f'got --weigh_delays with --window_secs={self.window_secs} and --combine={self.combine}; need a '
+                'window, and the first outcome: what comes later would change a reward that is known'
+            )
         for each in self.outages:
             parse_outage(each)
 
@@ -98,6 +109,7 @@ class Outcomes:
         """
         self._options, self._report, self._files, self._actions = options, report, files, actions
         self._end, self._begin = LogEnd(options.paths), math.inf
+        self._delays: Delays | None = None
         self._shares = np.zeros((2, _PARTS))  # of the decisions in each part of the time: with outcomes, and all
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -141,16 +153,54 @@ class Outcomes:
         at, what = self._end.find()
         return at - self._options.settle_secs, f'{self._options.settle_secs:g} s before {what}'
 
-    def _counted(self, rows: np.ndarray) -> np.ndarray:
+    def _counted(self, rows: np.ndarray, counts: _Counts) -> np.ndarray:
         """Returns the outcomes that count, by id and time: each once, in whatever order the files have them."""
-        if self._options.until is not None:
-            rows = rows[rows['time'] <= self._options.until]
+        if self._options.until is not None or self._options.weigh_delays:
+            rows = rows[rows['time'] <= self.end()[0]]
         rows = rows[np.lexsort((rows['reward'], rows['time'], rows['double'], rows['id']))]
         again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in ('id', 'double')])
         again &= ~np.isnan(rows['reward'][1:])
-        self._report.counts['double outcomes'] += int(np.count_nonzero(again))
+        counts['double outcomes'] += int(np.count_nonzero(again))
         rows = rows[np.r_[np.ones(min(1, len(rows)), bool), ~again]]
         return rows[np.lexsort((rows['reward'], rows['time'], rows['id']))]
+
+    def estimate_delays(self, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Takes the delays of all decisions and outcomes, which `join` gets after that."""
+        found = []
+        for decisions, outcomes in parts:
+            counts: _Counts = collections.Counter()  # `join` counts them again
+            of, first, unknown = self._matched(decisions, outcomes, counts)
+            delays = np.full(len(decisions), math.inf)
+            delays[of[::-1]] = (first['time'] - decisions['time'][of])[::-1]
+            self._leave_out(decisions, ~np.isfinite(delays), unknown, counts)
+            known = ~(decisions['bad'] | unknown)
+            found.append((self._actions_of(decisions)[known], delays[known]))
+        self._delays = Delays(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _actions_of(self, decisions: np.ndarray) -> np.ndarray:
+        return decisions[ACTION] if self._actions else np.zeros(len(decisions), np.int64)
+
+    def _matched(
+        self, decisions: np.ndarray, outcomes: np.ndarray, counts: _Counts
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the index of the decision of each outcome that counts; the outcome; which are unknown [N]."""
+        outcomes = self._counted(outcomes, counts)
+        begins = np.searchsorted(outcomes['id'], decisions['id'])
+        ends = np.searchsorted(outcomes['id'], decisions['id'], 'right')
+        lengths = ends - begins
+        of = np.repeat(np.arange(len(decisions)), lengths)  # the decision of each outcome
+        places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + begins[of]
+        joined = np.zeros(len(outcomes), bool)
+        joined[places] = True
+        counts['outcomes without a decision'] += int(np.count_nonzero(~joined))
+        window = math.inf if self._options.window_secs is None else self._options.window_secs
+        found, decided = outcomes[places], decisions['time'][of]
+        late, wrong = found['time'] > decided + window, np.isnan(found['reward'])
+        early = (found['time'] < decided) & ~wrong
+        counts['late outcomes'] += int(np.count_nonzero(late))
+        counts['outcomes before their decision'] += int(np.count_nonzero(early))
+        unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
+        return of[~(late | wrong | early)], found[~(late | wrong | early)], unknown
 
     def join(self, decisions: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
         """Returns decisions with their rewards; marks those that are left out as bad.
@@ -160,23 +210,7 @@ class Outcomes:
           outcomes: all outcomes of their ids, of `blocks`, all of which have been read.
         """
         options, counts, (until, _) = self._options, self._report.counts, self.end()
-        outcomes = self._counted(outcomes)
-        begins = np.searchsorted(outcomes['id'], decisions['id'])
-        ends = np.searchsorted(outcomes['id'], decisions['id'], 'right')
-        lengths = ends - begins
-        of = np.repeat(np.arange(len(decisions)), lengths)  # the decision of each outcome
-        places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + begins[of]
-        joined = np.zeros(len(outcomes), bool)
-        joined[places] = True
-        counts['outcomes without a decision'] += int(np.count_nonzero(~joined))
-        window = math.inf if options.window_secs is None else options.window_secs
-        found, decided = outcomes[places], decisions['time'][of]
-        late, wrong = found['time'] > decided + window, np.isnan(found['reward'])
-        early = (found['time'] < decided) & ~wrong
-        counts['late outcomes'] += int(np.count_nonzero(late))
-        counts['outcomes before their decision'] += int(np.count_nonzero(early))
-        unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
-        of, found = of[~(late | wrong | early)], found[~(late | wrong | early)]
+        of, found, unknown = self._matched(decisions, outcomes, counts)
         if options.combine == 'sum':
             totals = np.bincount(of, found['reward'], len(decisions))
             unknown |= np.abs(totals) > LARGEST
@@ -189,18 +223,28 @@ class Outcomes:
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
         counts['decisions without an outcome'] += int(np.count_nonzero(without))
         decisions['reward'][without] = options.default_reward or 0.0
-        self._leave_out(decisions, until)
+        is_open = self._leave_out(decisions, without, unknown, counts)
         self._mark_unknown(decisions, unknown & ~decisions['bad'])
-        self._count_shares(decisions, until, without)
+        self._count_shares(decisions, until, without, ~is_open)
         if options.default_reward is None:
             decisions['bad'] |= without
         return decisions
 
-    def _leave_out(self, decisions: np.ndarray, until: float) -> None:
-        """Marks what is not known. Which decisions these are, their own times say, never that an outcome has come."""
-        options, counts, bad = self._options, self._report.counts, decisions['bad']
+    def _leave_out(
+        self, decisions: np.ndarray, without: np.ndarray, unknown: np.ndarray, counts: _Counts
+    ) -> np.ndarray:
+        """Marks what is not known; returns which windows are open, [N].
+
+        Which decisions these are, their own times say, never that an outcome has come, unless they have weights.
+        """
+        options, bad, (until, _) = self._options, decisions['bad'], self.end()
+        is_open = np.zeros(len(decisions), bool)
         if options.window_secs is not None:
-            pending = decisions['time'] + options.window_secs > until
+            is_open = decisions['time'] + options.window_secs > until
+            pending = is_open
+            if self._delays:
+                pending = is_open & ~self._weigh(decisions, is_open & ~unknown, without)
+                counts[_WEIGHED] += int(np.count_nonzero(is_open & ~pending))
             counts[OPEN] += int(np.count_nonzero(pending))
             bad |= pending
         for begin, end, text in map(parse_outage, options.outages):
@@ -213,6 +257,18 @@ class Outcomes:
             old = decisions['time'] < until - options.last_secs
             counts['decisions that are too old'] += int(np.count_nonzero(old))
             bad |= old
+        return is_open
+
+    def _weigh(self, decisions: np.ndarray, is_open: np.ndarray, without: np.ndarray) -> np.ndarray:
+        """Sets how often decisions stand in the data set; returns which of those with open windows have a weight."""
+        assert self._delays is not None
+        weights, ages = np.zeros(len(decisions)), self.end()[0] - decisions['time']
+        actions = self._actions_of(decisions)
+        weights[is_open] = self._delays.weights(actions[is_open], ages[is_open], ~without[is_open])
+        # Rounded by chance, which is a hash of the id: the mean is the weight, and the same files give the same.
+        copies = np.floor(weights + (decisions['id'] >> np.uint64(11)) / 2.0**53)
+        decisions['copies'] = np.where(is_open, copies, 1)
+        return weights > 0
 
     def _mark_unknown(self, decisions: np.ndarray, unknown: np.ndarray) -> None:
         decisions['reward'][unknown] = math.nan
@@ -221,9 +277,9 @@ class Outcomes:
         for action in decisions[ACTION][unknown].tolist() if self._actions else ():
             counts[f'{_UNKNOWN}: {self._actions[action]}'] += 1
 
-    def _count_shares(self, decisions: np.ndarray, until: float, without: np.ndarray) -> None:
+    def _count_shares(self, decisions: np.ndarray, until: float, without: np.ndarray, closed: np.ndarray) -> None:
         """Counts decisions with outcomes, by parts of the time."""
-        known = ~(decisions['bad'] | np.isnan(decisions['reward']))
+        known = closed & ~(decisions['bad'] | np.isnan(decisions['reward']))
         parts = (decisions['time'][known] - self._begin) // self._part_secs(until)
         parts = np.clip(parts, 0, _PARTS - 1).astype(int)
         self._shares += [np.bincount(parts, weights, _PARTS) for weights in (~without[known], None)]

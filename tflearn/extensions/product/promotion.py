@@ -60,7 +60,7 @@ def judge(
         policy.check(specs)
     used = metadata.lineage(reader.directories)
     _check_unseen(candidate, policies[candidate], used)
-    stated = metadata.stated(reader.directories)
+    stated = data_evaluation.evidence(reader.directories)
     longest = options.longest or stated.get('longest')
     options = dataclasses.replace(options, **data_evaluation.reward_range(options, stated), longest=longest)
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}

@@ -283,7 +283,7 @@ def _open_json(path: pathlib.Path, columns: Columns) -> _File:
         with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
             names |= dict.fromkeys(row) if isinstance(row, dict) else {}
-        if names and names.keys() >= set(columns):
+        if names and names.keys() >= set(columns.names):
             break
     return _File([*names], _json_blocks(path, columns))
 
