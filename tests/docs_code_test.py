@@ -78,7 +78,7 @@ assert len([line for line in bridge.splitlines() if line.strip()]) <= 16, 'a cla
     'from-ml-compiler-opt.md': 'assert [done.num_steps for done in rounds] == [32 * 12] * 2 and learner.Learner',
     'from-alf.md': 'assert run.train_step == 20',
     'from-rllib.md': 'assert run.train_step == 2',
-    'from-sb3.md': 'assert action in (0, 1)',
+    'from-sb3.md': "assert action in (0, 1) and run.reason == 'learner.stop: it balances'",
     'from-tf-agents.md': 'assert run.train_step == 20 and ppo_learner.PPOLearner and learner.Learner',
     'index.md': 'assert actions.numpy() in (0, 1)',
     'library.md': """

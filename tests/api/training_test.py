@@ -304,6 +304,20 @@ def make_triggers(learner):
     return [Stopping(learner)]
 
 
+def test_a_trigger_knows_what_was_collected(tmp_path):
+    seen = []
+
+    def make_triggers(learner):
+        return [tflearn.PeriodicAction(lambda step: seen.append((step, learner.collected())), every_steps=20)]
+
+    options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
+    run = tflearn.train(**{**SMALL, 'learner_options': options, 'root_dir': tmp_path})
+    assert [step for step, _ in seen] == [20, 40, 60]
+    env_steps = [found['env_steps'] for _, found in seen]
+    assert 0 < env_steps[0] < env_steps[1] < env_steps[2] <= run.env_steps
+    assert seen[-1][1]['mean_return'] is not None and seen[-1][1]['episodes'] > 0
+
+
 @lanes.classic
 def test_a_run_that_its_program_stopped_goes_on_when_a_stop_condition_is_raised(tmp_path):
     options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)

@@ -90,6 +90,11 @@ def test_a_call_from_python_plays_the_episodes_of_the_program(exported):
     for policy in (version, str(version), load_policy(version)):
         found = tflearn.evaluate(policy, CARTPOLE, 3, 5, num_environments=2)
         assert (found.mean_return, list(found.returns)) == (written['mean_return'], written['returns'])
+    specs = specs_of(CARTPOLE)
+    linear = example_policies.Linear(specs.observation, specs.action)
+    linear.set((0.1, 0.2, 1.0, 1.0))
+    found = tflearn.evaluate(linear.policy, CARTPOLE, 3, 5, num_environments=2)
+    assert list(found.returns) == written['returns'], "TF-Agents' own policy, as learner.agent.policy is one"
     options = EvaluateOptions(max_steps_per_episode=60)
     assert tflearn.evaluate(balance, CARTPOLE, 2, options=options).lengths == (60, 60)
     assert tflearn.evaluate('random', CARTPOLE, 2).mean_return < 100
@@ -99,6 +104,7 @@ def test_a_call_from_python_plays_the_episodes_of_the_program(exported):
         ((balance, gymnasium.make), 'got make_environment=.*need'),
         ((balance, CARTPOLE, 0), 'got num_episodes=0'),
         ((version, fakes.make_environment), 'use the configuration that it was trained with'),
+        ((linear.policy, fakes.make_environment), 'got a policy of .*; the environment has'),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             tflearn.evaluate(*given)

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tf_agents.policies import tf_policy
 
+from tflearn.actors.actor import CompiledPolicy
 from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
@@ -106,9 +108,19 @@ def acting(
     mask, epsilon = mask_of(policy, specs), 1.0 if policy is None else epsilon
     if isinstance(policy, loader.LoadedPolicy | external.SavedPolicy):
         policy.check(specs)
-    else:
+    elif not isinstance(policy, CompiledPolicy):
         policy = external.FunctionPolicy(policy or _zeros(specs), specs)
     return (EpsilonPolicy(policy, epsilon, specs.action, seed, mask) if epsilon or mask else policy), mask
+
+
+def compiled(policy: tf_policy.TFPolicy, specs: EnvironmentSpecs, batch_size: int) -> CompiledPolicy:
+    """Returns a policy of TF-Agents for so many environments. Raises ValueError if it is of another environment."""
+    for own, other in ((policy.time_step_spec.observation, specs.observation), (policy.action_spec, specs.action)):
+        if [(each.shape, each.dtype) for each in tf.nest.flatten(own)] != [
+            (each.shape, each.dtype) for each in tf.nest.flatten(other)
+        ]:
+            raise UserValueError(f'got a policy of {own}; the environment has {other}; use that of its training')
+    return CompiledPolicy(policy, batch_size)
 
 
 def mask_of(policy: Any, specs: EnvironmentSpecs) -> ActionMask | None:

@@ -12,6 +12,8 @@ import threading
 import time
 from typing import Any
 
+from tf_agents.policies import tf_policy
+
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import PositiveInt, checked
@@ -30,7 +32,7 @@ from tflearn.policies.policy_function import PolicyFunction, load_policy
 
 @checked
 def evaluate(
-    policy: PolicyFunction | str | os.PathLike[str] | external.ActFunction,
+    policy: PolicyFunction | str | os.PathLike[str] | external.ActFunction | tf_policy.TFPolicy,
     make_environment: EnvironmentFactory,
     num_episodes: PositiveInt = 20,
     seed: int = 0,
@@ -42,8 +44,8 @@ def evaluate(
     """Plays episodes of a policy; the same arguments give the same episodes. Nothing of a run is changed.
 
     Args:
-      policy: a loaded policy, what `load_policy` takes, a function of a batch of observations, or
-        'random'.
+      policy: a loaded policy, what `load_policy` takes, a function of a batch of observations, a
+        policy of TF-Agents such as `learner.agent.policy`, or 'random'.
       make_environment: makes the environment, as for `train`.
       num_episodes: the number of episodes.
       seed: the seed of the environments.
@@ -67,7 +69,7 @@ def evaluate(
         found = load_policy(policy).loaded
     elif isinstance(policy, PolicyFunction):
         found = policy.loaded
-    else:
+    elif not isinstance(policy, tf_policy.TFPolicy):
         external.check_function(policy)
     if record_video is not None:
         make_environment, num_environments = window.Stage(make_environment, os.fspath(record_video), None).make, 1
@@ -86,6 +88,8 @@ def play(
     """Plays episodes of what `chosen_policy.find` has found; see `evaluate_policy`."""
     number = min(num_environments, num_episodes)
     with contextlib.closing(make_environment(num_environments=number, seed=seed)) as environment:
+        if isinstance(policy, tf_policy.TFPolicy):
+            policy = chosen_policy.compiled(policy, environment.specs, number)
         acting, _ = chosen_policy.acting(policy, environment.specs, options.epsilon, seed)
         limits = options.max_steps_per_episode, options.max_secs
         return Evaluator(environment, num_episodes, *limits, on_episode=options.on_episode).run(acting, stop)

@@ -137,6 +137,7 @@ class Session:
             state=collectors.state(),
             manifests=collectors.manifests,
         )
+        self._learner.collected = collectors.metrics
         self._step = self._learner.step  # of the variable, whose reading takes long beside a small environment's step
         initial_values.load_optimizers(agent, settings.initial, run.dir)  # the learner has made their slots
         self._make_exports = lambda: PolicyExports(agent, run.dir, settings.exports, self._export_facts, self._texts)

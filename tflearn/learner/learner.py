@@ -52,7 +52,7 @@ class LearnerOptions:
       after_run: called on the host after every call of `run`, with its result, before the triggers.
       make_triggers: called with the learner when it is made, on each worker; returns your own
         triggers, which are called after all others (see `learner.triggers`). They can use its
-        `agent`, `step`, `summarize`, `save` and `stop`.
+        `agent`, `step`, `collected`, `summarize`, `save` and `stop`.
       checkpoint_on_error: whether the last complete train step is saved if an error ends training:
         'always', 'never', or 'ask' at the terminal (without a terminal it is saved).
     """
@@ -76,6 +76,10 @@ class Learner:
     do: the losses are summed over replicas. Extra metrics are averaged, unless
     `LoopOptions.extra_reductions` names another rule; but scalar losses in a named tuple, as
     TF-Agents' agents return them, are summed like the loss.
+
+    Attributes:
+      collected: returns what a run's collectors report, such as 'env_steps', and the 'mean_return'
+        of their newest episodes (None before the first); {} of a learner on its own.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class Learner:
         self._strategy = strategy or tf.distribute.get_strategy()
         self._healthy, self._had_data, self._data_ended = True, False, False
         self.stop_reason: str | None = None
+        self.collected: Callable[[], Mapping[str, Any]] = dict
         self._waits_since: float | None = None
         self._closed_at: int | None = None
         with self._strategy.scope():
