@@ -84,6 +84,11 @@ pip_install() {
     done || fail "got an error from pip; need the packages of $lock; the end of $log says"$'\n'"$(tail -n 5 "$log")"
 }
 
+# Compiles what pip has unpacked, on all cores; pip would do it on one. Files for other Pythons are no errors.
+compile_packages() {
+  "$venv/bin/python" -W ignore -m compileall -q -j 0 "$venv"/lib/python*/site-packages >>"$venv/install.log" 2>&1 || true
+}
+
 install_venv() {
   local python lock why=
   python=$(find_python)
@@ -96,7 +101,8 @@ install_venv() {
   # What builds comes first, in the lock's version: otherwise pip would fetch the newest to build with.
   awk '/^[^ ]/ { builds = /^(setuptools|wheel)==/ } builds' "$lock" >"$venv/build.txt"
   pip_install --require-hashes -r "$venv/build.txt"
-  pip_install --require-hashes --no-build-isolation -r "$lock"
+  pip_install --require-hashes --no-build-isolation --no-compile -r "$lock"
+  compile_packages
   # Metadata are written into the checkout, where another environment may be at it too.
   (flock -w 600 9 && pip_install --no-build-isolation --editable "$checkout") 9<"$checkout" ||
     fail "got no installation of $checkout; see above"
