@@ -11,6 +11,8 @@ A log is drawn by the numbers of its kinds of decisions: constant bets do not de
 - `equal`: the share that passes within 2.5 and 4 times the decisions n = (1.645 + 0.842)^2 Var(Y) / margin^2 of a test
   of fixed size (5%, power 80%) by the best Y_c, and the median, in n. Of sessions Y is the difference of weighted sums.
 
+Where a cost has a limit the candidate is better, `worse` means at the limit or beyond it, and `equal` a sixth below it.
+
 .venv/bin/python -m benchmarks.gate [--logs=2000] [--worlds NAME ...] [--json=FILE] [--seed=0]
 """
 
@@ -32,15 +34,22 @@ LONGEST, MANY = 100_000, 10_000_000
 def passing(world: World, looks: np.ndarray, num_logs: int, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Returns at which look each log passes, inf if at none; and at which it is refuted."""
     rng = np.random.default_rng(seed)
-    shift = world.margin
-    factors = [np.concatenate([each.log_factors(shift) for each in of.variables], axis=1) for of in world.phases]
-    lost = np.any([np.concatenate([each.is_lost(shift) for each in of.variables]) for of in world.phases], axis=0)
+    claims = [('variables', world.margin), ('costs', world.limit)]
+    claims = [(name, shift) for name, shift in claims if getattr(world.phases[0], name)]
+    of_claims = [
+        [[each.log_factors(shift) for each in getattr(of, name)] for name, shift in claims] for of in world.phases
+    ]
+    factors = [[np.concatenate(each, axis=1) for each in of_phase] for of_phase in of_claims]
+    lost = [
+        np.any([np.concatenate([each.is_lost(shift) for each in getattr(of, name)]) for of in world.phases], axis=0)
+        for name, shift in claims
+    ]
     groups = [
         [np.concatenate([each.log_factors(0.0) for each in group], axis=1) for group in of.refuters]
         for of in world.phases
     ]
     lost_groups = [np.concatenate([each.is_lost(0.0) for each in group]) for group in world.phases[0].refuters]
-    wealth = np.zeros((num_logs, factors[0].shape[1]))
+    wealths = [np.zeros((num_logs, each.shape[1])) for each in factors[0]]
     against = [np.zeros((num_logs, each.shape[1])) for each in groups[0]]
     passed, refuted = np.full(num_logs, np.inf), np.full(num_logs, np.inf)
     before = 0
@@ -48,13 +57,16 @@ def passing(world: World, looks: np.ndarray, num_logs: int, seed: Sequence[int])
         end = look - world.delay
         for phase, count in numbers_by_phase(world, before, end):
             drawn = rng.multinomial(count, world.phases[phase].chances, num_logs).astype(float)
-            wealth += drawn @ factors[phase]
+            for wealth, own in zip(wealths, factors[phase], strict=True):
+                wealth += drawn @ own
             for total, group in zip(against, groups[phase], strict=True):
                 total += drawn @ group
         before = max(before, end)
         means = [_log_mean(total, which) for total, which in zip(against, lost_groups, strict=True)]
         doubt = _log_mean(np.stack(means, axis=1), np.zeros(len(means), bool))
-        evidence = _log_mean(wealth, lost) - np.maximum(doubt, 0.0)
+        # Each claim has to be proved; that needs no part of the level.
+        evidence = np.min([_log_mean(each, which) for each, which in zip(wealths, lost, strict=True)], axis=0)
+        evidence = evidence - np.maximum(doubt, 0.0)
         open_logs = np.isinf(passed) & np.isinf(refuted)
         refuted[open_logs & (doubt >= -math.log(ALPHA))] = look
         passed[open_logs & np.isinf(refuted) & (evidence >= -math.log(ALPHA))] = look
@@ -80,7 +92,7 @@ def judged(name: str, num_logs: int, seed: int) -> dict[str, Any]:
     if name in ONLY_WORSE:
         return found
     equal = make(0)
-    needed = 6.1845 * float(np.mean([of.variance for of in equal.phases])) / equal.margin**2
+    needed = 6.1845 * float(np.mean([of.variance for of in equal.phases])) / (equal.slack or equal.margin) ** 2
     found['needed'] = needed
     means = [[float(of.chances @ each.values) for each in of.variables] for of in equal.phases]
     if needed > MANY or max(np.mean(means, axis=0)) <= -equal.margin:

@@ -27,9 +27,9 @@ import numpy as np
 from benchmarks import command_line
 from tflearn.core import confidence_sequences
 from tflearn.extensions.product import gate, steps
-from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
 from tflearn.extensions.product.log_rows import Report
 from tflearn.extensions.product.outcomes import OutcomeOptions, Outcomes
+from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes
 
 CONTEXTS, ACTIONS, EPSILON, WINDOW_SECS = 4, 3, 0.3, 300.0
 MARGIN, DRIFT = 0.04, 0.02

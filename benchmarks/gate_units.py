@@ -20,6 +20,7 @@ class Units:
       variance: of one unit in a test of fixed size.
       value: of the candidate, of a unit's step.
       ends: two variables; their means are at most the value, and at most 1 less the value.
+      costs: of the candidate's negative cost, which is limited; () if none is.
     """
 
     chances: np.ndarray
@@ -29,6 +30,7 @@ class Units:
     variance: float
     value: float
     ends: Sequence[Variable]
+    costs: Sequence[Variable] = ()
 
 
 def variance(chances: np.ndarray, values: np.ndarray) -> float:

@@ -32,12 +32,16 @@ class World:
       margin: in the unit of the rewards, which are in [0, 1].
       when: the phase in which a decision is made, by its number.
       delay: the last decisions of a look, whose outcomes are not known yet and which are left out.
+      limit: of the candidate's cost; it has to be proved too that this is within it.
+      slack: how far an equal candidate is from what it must not be: the margin, or of a cost.
     """
 
     phases: Sequence[Units]
     margin: float
     when: Callable[[int], int] = lambda number: 0
     delay: int = 0
+    limit: float = 0.0
+    slack: float | None = None
 
 
 def one_step(
@@ -50,6 +54,7 @@ def one_step(
     true: np.ndarray | None = None,
     is_known: bool = True,
     bad: np.ndarray | None = None,
+    costs: np.ndarray | None = None,
 ) -> Units:
     """Returns the kinds of single decisions.
 
@@ -63,6 +68,7 @@ def one_step(
       true: the probabilities by which the log was made; None: as it states.
       is_known: whether the log states those of all actions.
       bad: the probability that a reward is not known, [C, A, R]; None: it never is.
+      costs: what comes with each value of a reward, [R]; the variance is of it then. None: nothing.
     """
     values = (chances @ rewards) * contexts[:, np.newaxis]
     if bad is not None:
@@ -76,6 +82,10 @@ def one_step(
     known = cs.support(candidate[context], incumbent[context], logged[context])
     columns = *(each[:, np.newaxis] for each in weights), rewards[reward][:, np.newaxis], _ONE
     variables = cs.difference(*columns, known)
+    of_costs = []
+    if costs is not None:
+        found = cs.value(columns[0], 1 - costs[reward][:, np.newaxis], _ONE, known)
+        of_costs = [Variable(each.values - 1, each.bound + 1) for each in found]
     of_actions = [Variable((action == a) / mu - 1, 1.0) for a in np.unique(action)]
     all_chances = kinds[context, action, reward]
     return Units(
@@ -83,9 +93,10 @@ def one_step(
         variables if is_known else variables[:1],
         [*([each] for each in cs.refuters(*weights, known if is_known else None)), of_actions],
         float(((candidate - incumbent) * values).sum()),
-        min(variance(all_chances, each.values) for each in variables[1:]),
+        min(variance(all_chances, each.values) for each in of_costs or variables[1:]),
         float((candidate * values).sum()),
         [Variable(weights[0] * np.nan_to_num(of), 0.0) for of in (rewards[reward], 1 - rewards[reward])],
+        of_costs,
     )
 
 
@@ -170,6 +181,20 @@ def costs(difference: float, epsilon: float = 0.1) -> Units:
     chances = np.stack([usual, (1 - loss) * usual + loss * ruin, usual])[np.newaxis]
     log = greedy((0,), 3, epsilon)
     return one_step(_ONE, log, greedy((1,), 3, epsilon), log, values, chances)
+
+
+def complaints(cost: float, epsilon: float = 0.1) -> Units:
+    """Returns clicks, half as many more by the candidate's action, and complaints of so many of its decisions."""
+    usual, clicked = 0.05, np.array([[0.2, 0.3, 0.2]])
+    own = (cost - epsilon * 2 * usual / 3) / (1 - epsilon + epsilon / 3)
+    share = np.array([[usual, own, usual]])
+    _, both = clicks(clicked)
+    chances = np.concatenate([both * (1 - share[..., np.newaxis]), both * share[..., np.newaxis]], axis=2)
+    log = greedy((0,), 3, epsilon)
+    return one_step(
+        _ONE, log, greedy((1,), 3, epsilon), log, np.array([0.0, 1.0, 0.0, 1.0]), chances,
+        costs=np.array([0.0, 0.0, 1.0, 1.0]),
+    )  # fmt: skip
 
 
 def tempered(
@@ -334,6 +359,13 @@ def _bad_outcomes(share: float) -> Callable[[int], World]:
     return make
 
 
+def _limited(beyond: float) -> Callable[[int], World]:
+    """The candidate is better, but for complaints: so much above their limit, or a sixth below it."""
+    limit = 0.06
+    cost = lambda sign: limit * (1 + beyond if sign else 5 / 6)  # noqa: E731
+    return lambda sign: World([complaints(cost(sign))], SHARE * 0.2, limit=limit, slack=limit / 6)
+
+
 def _good(sign: int) -> World:
     """What was never tried is good; the rest of the candidate is as bad as can be where it is to be worse."""
     return World([unsupported(0.05, sign * SHARE * 0.2, True)], SHARE * 0.2)
@@ -402,6 +434,8 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'slates of 3': _simple(slates, SHARE * 0.16, 'slots', slots=3),
     'slates of 2, to the first click': _simple(slates, SHARE * 0.16, 'stop'),
     'slates of 2, one reward': _simple(slates, SHARE * 0.32, 'slate'),
+    'better, at the limit of a cost': _limited(0.0),
+    'better, 6% beyond the limit of a cost': _limited(SHARE),
 }
 ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name]
 

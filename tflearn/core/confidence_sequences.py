@@ -102,6 +102,9 @@ class Support:
       below: the greatest w_i - w_c, at least 0, [N].
       greatest_candidate: the greatest w_c, [N].
       greatest_incumbent: the greatest w_i, [N].
+      candidate_untaken: the probability with which the candidate takes what the log never takes,
+        [N].
+      incumbent_untaken: the same of the incumbent, [N].
     """
 
     candidate: np.ndarray
@@ -110,6 +113,8 @@ class Support:
     below: np.ndarray
     greatest_candidate: np.ndarray
     greatest_incumbent: np.ndarray
+    candidate_untaken: np.ndarray
+    incumbent_untaken: np.ndarray
 
     @property
     def swapped(self) -> 'Support':
@@ -121,6 +126,8 @@ class Support:
             self.above,
             self.greatest_incumbent,
             self.greatest_candidate,
+            self.incumbent_untaken,
+            self.candidate_untaken,
         )
 
     @property
@@ -137,7 +144,9 @@ def support(candidate: np.ndarray, incumbent: np.ndarray, logged: np.ndarray) ->
     untaken = np.where(taken, 0.0, candidate - incumbent)
     missing, others_missing = (np.maximum(sign * untaken, 0.0).sum(axis=1) for sign in (1, -1))
     above, below = (np.maximum((sign * (weights - others)).max(axis=1), 0.0) for sign in (1, -1))
-    return Support(missing, others_missing, above, below, weights.max(axis=1), others.max(axis=1))
+    greatest = (each.max(axis=1) for each in (weights, others))
+    alone = (np.where(taken, 0.0, policy).sum(axis=1) for policy in both)
+    return Support(missing, others_missing, above, below, *greatest, *alone)
 
 
 def difference(
@@ -165,6 +174,30 @@ def difference(
         missing = c * known.candidate + (1 - c) * known.incumbent
         least = np.maximum(c * known.above, (1 - c) * known.below) + missing
         found.append(Variable(weights * (reward - c) - missing, float(least.max())))
+    return found
+
+
+def value(weights: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, known: Support | None) -> list[Variable]:
+    """Returns variables whose means are at most a policy's value, divided by H steps.
+
+        V_c = w (r - c) + c (1 - u)      c in {0, 1/2, 1}; above 0 it needs mu of all actions
+
+    u is the probability with which the policy takes what the log never takes: that has the reward 0.
+
+    Args:
+      weights: w, the product of the weights of a session up to each step, [N, H].
+      rewards: in [0, 1], [N, H]; an unknown one is NaN, and counts as 0.
+      discounts: gamma^t, [H]; they weigh the steps.
+      known: as of `difference`; the policy is its candidate.
+    """
+    rewards = np.nan_to_num(rewards)
+    found = [Variable((weights * rewards) @ (discounts / discounts.sum()), 0.0)]
+    if known is None:
+        return found
+    for c in CONTROLS[1:]:
+        rest = c * (1 - known.candidate_untaken)
+        least = (rest - c * known.greatest_candidate).min()
+        found.append(Variable(weights[:, 0] * (rewards[:, 0] - c) + rest, float(max(0.0, -least))))
     return found
 
 

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 
 from benchmarks import gate as simulated
 from tflearn.core import confidence_sequences
-from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes, judge
+from tflearn.extensions.product.gate import judge
+from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes
 
 OPTIONS = GateOptions(margin=0.02, low=0.0, high=1.0)
 RATES = np.array([0.2, 0.4])
@@ -176,9 +178,61 @@ def test_a_range_is_needed_and_never_taken_from_the_data():
         GateOptions(low=1.0, high=0.0)
 
 
+def test_the_ends_of_a_range_are_within_it_as_float32():
+    log = clicks(0.9)
+    stored = np.where(log.rewards, np.float32(0.7), np.float32(-0.2)).astype(np.float32).astype(np.float64)
+    assert stored.min() < -0.2
+    verdict = judge(dataclasses.replace(log, rewards=stored), GateOptions(margin=0.02, low=-0.2, high=0.7))
+    assert verdict.passes and verdict.warnings == ()
+
+
+def limited(most, cost, **options):
+    """Returns the verdict on a better candidate, whose action costs 1 in such a share of its decisions."""
+    log = clicks(0.9, num=12_000)
+    rng, second = np.random.default_rng(1), log.actions == 1
+    costs = (rng.random(second.shape) < np.where(second, cost, 0.02)).astype(float)
+    costs[:20] = options.pop('first', costs[:20])
+    limits = [Limit('complaints', most, 0.0, 1.0)]
+    return judge(dataclasses.replace(log, costs={'complaints': costs}), dataclasses.replace(OPTIONS, limits=limits))
+
+
+def test_a_better_candidate_passes_only_within_its_limits():
+    value = 0.9 * 0.1 + 0.1 * 0.02
+    within = limited(0.13, 0.1)
+    found = within.costs['complaints']
+    assert within.passes and found.outcome == 'within' and found.value == pytest.approx(value, abs=0.01)
+    assert found.low < value < found.high < 0.13
+    assert re.search(r'complaints +0\.\d+ +\[.*\] +at most 0.13: within\n', within.text())
+    beyond = limited(0.06, 0.1)
+    assert (beyond.outcome, beyond.reasons) == ('worse', ('complaints is above 0.06',))
+    assert beyond.costs['complaints'].outcome == 'beyond' and beyond.difference.low > 0
+    undecided = limited(value, 0.1)
+    assert undecided.outcome == undecided.costs['complaints'].outcome == 'not decided'
+    assert json.loads(json.dumps(undecided.json(), allow_nan=False))['costs']['complaints']['most'] == value
+    unknown = limited(0.13, 0.1, first=np.nan)
+    assert unknown.costs['complaints'].high > found.high, 'what is unknown counts as the worst'
+    outside = limited(0.13, 0.1, first=7.0)
+    assert outside.outcome == 'not decided' and 'costs are above 1, the greatest that is stated' in outside.text()
+
+
+def test_an_undecided_cost_says_how_many_more_decide():
+    undecided = limited(0.098, 0.1)
+    assert undecided.outcome == 'not decided' and undecided.difference.low > -OPTIONS.margin
+    assert 1_000 < undecided.needed < 100_000
+
+
+def test_what_the_log_never_takes_has_the_greatest_cost():
+    log = clicks(0.9, log=0.0)  # the candidate mostly takes what was never logged
+    limits = [Limit('complaints', 0.8, 0.0, 1.0)]
+    log = dataclasses.replace(log, costs={'complaints': np.zeros(log.rewards.shape)})
+    found = judge(log, dataclasses.replace(OPTIONS, limits=limits)).costs['complaints']
+    assert found.outcome == 'not decided' and found.high >= 0.9
+
+
 @pytest.mark.parametrize(
     'name',
     [
+        'better, at the limit of a cost',
         'failures 1%, margin 1%',
         'users who return',
         'probabilities 25% too low',

@@ -17,7 +17,7 @@ from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import data_evaluation, log_files, promotion
-from tflearn.extensions.product.gate import GateOptions
+from tflearn.extensions.product.scaled_log import GateOptions
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies.exporter import PolicyExporter
 

@@ -405,3 +405,49 @@ def test_the_range_the_longest_session_and_the_cluster_are_kept_for_the_gate(tmp
 def test_a_wrong_range_is_refused(tmp_path, line, error):
     with pytest.raises(ValueError, match=error):
         import_logs(tmp_path, write(tmp_path, 'csv'), mapped=f'{line}\n{MAP}')
+
+
+PARTS = """
+reward_range = [-1, 1]
+propensity = 'p'
+action = {kind = 'integer', high = 1}
+[parts]
+click = 'click'
+cost = {column = 'cost', low = 0, high = 2}
+[observation]
+x = {}
+"""
+
+
+def test_a_reward_is_the_weighted_sum_of_parts(tmp_path):
+    rows = [(1, 0.0, 0.5), (0, 2.0, 0.25), (1, 'much', 0.5)]
+    lines = ['x,action,p,click,cost', *(f'{i},{i % 2},{p},{click},{cost}' for i, (click, cost, p) in enumerate(rows))]
+    (tmp_path / 'log.csv').write_text('\n'.join(lines) + '\n')
+    (tmp_path / 'weights.json').write_text('{"click": 2, "cost": -0.5}')
+    for name, weights in (('file', "'weights.json'"), ('table', '{click = 2, cost = -0.5}')):
+        (tmp_path / 'map.toml').write_text(f'weights = {weights}\n{PARTS}')
+        output = tmp_path / name
+        extensions.load('import').import_logs([tmp_path / 'log.csv'], tmp_path / 'map.toml', output, max_bad_rows=1)
+        found = list(EpisodeReader(Dataset([str(output)])).episodes())
+        assert [each['reward'][0] for each in found] == [2.0, -1.0]
+        assert [each['policy_info.part_cost'][0] for each in found] == [0.0, 2.0]
+        unknown = EpisodeReader(Dataset([str(output / 'unknown')]), need_finite=False)
+        assert unknown.num_episodes == 1, 'it is a decision all the same'
+        assert metadata.stated([output]) == {'low': -1.0, 'high': 1.0, 'part.cost.low': 0, 'part.cost.high': 2}
+
+
+@pytest.mark.parametrize(
+    ('given', 'error'),
+    [
+        ('weights = {clicks = 1}', "got weights = {'clicks': 1}; need numbers by names of parts: click, cost"),
+        ("weights = {click = 'one'}", "got weights = {'click': 'one'}; need numbers by names of parts"),
+        ("weights = 'none.json'", 'got weights = .none.json., which cannot be read'),
+        ("weights = {click = 1}\nreward = 'click'", 'need a table, and reward or weights, not both'),
+        ('', 'need observation, action and reward'),
+    ],
+)
+def test_wrong_weights_are_refused(tmp_path, given, error):
+    (tmp_path / 'log.csv').write_text('x,action,p,click,cost\n')
+    (tmp_path / 'map.toml').write_text(f'{given}\n{PARTS}')
+    with pytest.raises(UserError, match=error):
+        extensions.load('import').import_logs([tmp_path / 'log.csv'], tmp_path / 'map.toml', tmp_path / 'data')

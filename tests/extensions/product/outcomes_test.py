@@ -11,7 +11,7 @@ import pytest
 from tests.testing import forks
 from tflearn.core import extensions
 from tflearn.core.errors import UserError
-from tflearn.data import columns
+from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 
 pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
@@ -95,6 +95,27 @@ def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
     }
     spec = columns.read_specs(tmp_path / 'data').action
     assert (spec.minimum, spec.maximum, spec.dtype.name) == (0, 2, 'int64')
+
+
+def test_a_reward_is_the_weighted_sum_of_parts_of_outcomes(tmp_path):
+    decisions(tmp_path)
+    rows = [('a', 101.0, 1, 40.0), ('a', 102.0, 0, 60.0), ('b', 111.0, 1, None), ('c', 121.0, 0, 500.0)]
+    rows.append(('x', 200.0, 1, 0.0))  # the end of the log
+    write(tmp_path / 'outcomes-1.jsonl', ('event_id', 'time', 'click', 'ms'), rows)
+    (tmp_path / 'weights.json').write_text('{"click": 1, "latency": -0.01}')
+    parts = "[parts]\nclick = 'click'\nlatency = {column = 'ms', low = 0, high = 500}\n"
+    mapped = f"weights = 'weights.json'\n{MAP}{parts}"
+    join(tmp_path, mapped=mapped, window_secs=30.0, default_reward=0.0, combine='sum', max_bad_rows=1)
+    assert rewards(tmp_path / 'data') == {100.0: [0.0], 120.0: [-5.0], 130.0: [0.0]}, 'not that of b, which is unknown'
+    parts = {
+        float(each['observation.x'][0]): (each['policy_info.part_click'][0], each['policy_info.part_latency'][0])
+        for each in EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes()
+    }
+    assert parts == {100.0: (1.0, 100.0), 120.0: (0.0, 500.0), 130.0: (0.0, 0.0)}
+    unknown = EpisodeReader(Dataset([str(tmp_path / 'data' / 'unknown')]), need_finite=False)
+    (episode,) = unknown.episodes()
+    assert np.isnan(episode['policy_info.part_click'][0]) and np.isnan(episode['policy_info.part_latency'][0])
+    assert metadata.stated([tmp_path / 'data']) == {'part.latency.low': 0, 'part.latency.high': 500}
 
 
 def test_the_program_leaves_out_decisions_before_the_last_seconds_with_their_sessions(tmp_path):

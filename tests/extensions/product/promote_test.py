@@ -175,6 +175,45 @@ def test_rollback_loads_no_tensorflow(publish, tmp_path):
     assert labels(root) == {'stable': 1}
 
 
+def test_a_candidate_over_its_limit_of_a_cost_is_not_promoted(publish, tmp_path):
+    """From a log whose rewards have two parts to the verdict."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3_000, 4)).round(4)
+    action = rng.integers(0, 2, 3_000)
+    is_own = action == (x[:, 0] > 0)  # what version 1 does; it costs 2 in a fifth of its decisions
+    click, cost = is_own * (rng.random(3_000) < 0.9), 2.0 * is_own * (rng.random(3_000) < 0.2)
+    rows = zip(x.tolist(), action.tolist(), click.tolist(), cost.tolist(), strict=True)
+    lines = [{'x': a, 'action': b, 'click': int(c), 'cost': d, 'p': 0.5} for a, b, c, d in rows]
+    (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    (tmp_path / 'weights.json').write_text('{"click": 1, "cost": -0.1}')
+    (tmp_path / 'map.toml').write_text("""
+reward_range = [-0.2, 1]
+weights = 'weights.json'
+propensity = 'p'
+action = {kind = 'integer', high = 1}
+observation.observation = {column = 'x', length = 4}
+parts.click = 'click'
+parts.cost = {column = 'cost', low = 0, high = 2}
+""")
+    extensions.load('import').import_logs([tmp_path / 'log.jsonl'], tmp_path / 'map.toml', tmp_path / 'log')
+    root, publisher = tmp_path / 'run', Publisher(tmp_path / 'run' / 'policies', part='observation')
+    publisher.publish(1)
+    given = '--candidate=1', f'--data={tmp_path}/log'
+    for limit, code, words in (('cost=0.25', 1, 'cost is above 0.25'), ('cost=0.6', 0, 'at most 0.6: within')):
+        ended = promote(root, *given, f'--limit={limit}')
+        assert ended.returncode == code and words in ended.stdout, ended.stderr
+    verdict = json.loads((root / 'policies/greedy_policy/1/metadata.json').read_text())['gate']
+    assert verdict['costs']['cost']['value'] == pytest.approx(0.4, abs=0.05)
+    for limit, words in (
+        ('cost', "got the limit 'cost'; need a name and a number, such as latency=120"),
+        ('sum=1', 'got no part_sum in the data; need one of the parts of the reward: part_click, part_cost'),
+        ('click=1', 'got no range of click; need low and high of it in `parts` of the column map'),
+    ):
+        ended = promote(root, *given, f'--limit={limit}')
+        assert ended.returncode == 2 and words in ended.stderr, ended.stderr
+
+
 def test_margins_do_not_add_up(data, tmp_path):
     publisher = Publisher(tmp_path / 'policies')
     for step in range(3):  # of the rewards, which are 0.5 on average, each misses an eighth more

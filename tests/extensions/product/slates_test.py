@@ -18,7 +18,7 @@ from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import data_evaluation, estimators, log_files, promotion
 from tflearn.extensions.product.estimators import Episodes
-from tflearn.extensions.product.gate import GateOptions
+from tflearn.extensions.product.scaled_log import GateOptions
 from tflearn.files.run_dir import RunDir
 from tflearn.networks.action_embeddings import ActionEmbeddings
 from tflearn.networks.networks import NetworkOptions

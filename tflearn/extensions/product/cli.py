@@ -51,6 +51,9 @@ def _promote_candidate(switches: flags.FlagValues, directory: pathlib.Path) -> i
     gate['whole'] = switches.whole_sessions
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.extensions.product import promotion  # It loads TensorFlow.
+    from tflearn.extensions.product.scaled_log import Limit
+
+    gate['limits'] = [Limit.parse(each) for each in switches.limit]
 
     text, done = promotion.promote(
         directory, switches.candidate, switches.to, switches.why, switches.incumbent, switches.data,

@@ -22,8 +22,8 @@ from tflearn.extensions.product import evaluation, feature_importance
 from tflearn.extensions.product.estimates import Evaluation
 from tflearn.extensions.product.evaluation import OpeOptions, RecordedSteps
 from tflearn.extensions.product.feature_importance import By
-from tflearn.extensions.product.gate import GateOptions
 from tflearn.extensions.product.linear_models import MAX_INPUTS
+from tflearn.extensions.product.scaled_log import GateOptions
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
@@ -124,7 +124,7 @@ def reward_range(options: OpeOptions | GateOptions, stated: Mapping[str, Any]) -
 
 
 def read(
-    dataset: Dataset, specs: EnvironmentSpecs, with_unknown: bool = False
+    dataset: Dataset, specs: EnvironmentSpecs, with_unknown: bool = False, parts: Sequence[str] = ()
 ) -> tuple[list[Any], dict[str, np.ndarray]]:
     """Returns the episodes, and what is logged of all their rows [S], by name; what a data set lacks is missing.
 
@@ -132,6 +132,7 @@ def read(
       dataset: which episodes.
       specs: those of their environment.
       with_unknown: whether to add those with rewards that are not known, which are NaN.
+      parts: columns of parts of the reward, which have to be there.
 
     Raises:
       ValueError: if there are no episodes, or the reward is no single number.
@@ -142,9 +143,12 @@ def read(
     by_name = {column.name.removeprefix('policy_info.'): column for column in logged}
     info = {
         name: tf.TensorSpec(by_name[name].shape, by_name[name].dtype)
-        for name in (LOG_PROBABILITY, TIME, CLUSTER)
+        for name in (LOG_PROBABILITY, TIME, CLUSTER, *parts)
         if name in by_name
     }
+    if missing := set(parts) - set(info):
+        known = ', '.join(sorted(each for each in by_name if each.startswith('part_'))) or 'none'
+        raise UserValueError(f'got no {min(missing)} in the data; need one of the parts of the reward: {known}')
     readers = reader.with_unknown(dataset, columns.data_spec(specs, info))
     episodes = [episode for name, each in readers.items() if with_unknown or not name for episode in each.episodes()]
     if not episodes:

@@ -10,11 +10,11 @@ import numpy as np
 from tflearn.core import confidence_sequences
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
-from tflearn.extensions.product import estimators, feature_importance, gate, linear_models
+from tflearn.extensions.product import estimators, feature_importance, linear_models, scaled_log
 from tflearn.extensions.product.estimates import OF_FEATURES, Estimates, Evaluation, Importance
 from tflearn.extensions.product.estimators import Episodes, Estimator
-from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes
 from tflearn.extensions.product.linear_models import MAX_INPUTS, by_choice, features_of
+from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes
 
 # Features of the states, of the actions taken in them, and of those that the evaluated policy takes.
 _ValueFeatures = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -281,7 +281,7 @@ class _Log:
         is_step = self._padded(np.ones(len(self.steps.rewards))) > 0
         ratios, clusters = zeros if episodes is None else episodes.log_ratios, self.steps.clusters
         try:
-            scaled = gate.scale(LoggedEpisodes(self._rewards, is_step, ratios, zeros, clusters=clusters), options)
+            scaled = scaled_log.scale(LoggedEpisodes(self._rewards, is_step, ratios, zeros, clusters=clusters), options)
         except UserValueError as error:  # such as no range
             return None, str(error)
         if scaled.outside:

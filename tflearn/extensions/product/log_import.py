@@ -24,7 +24,7 @@ from tflearn.data.conversion import new_directory
 from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
-from tflearn.extensions.product import log_files, table_values, tables
+from tflearn.extensions.product import log_files, reward_parts, table_values, tables
 from tflearn.extensions.product.log_rows import (
     ACTION,
     ROWS_OF_A_FILE,
@@ -72,7 +72,8 @@ def import_logs(
     joined = None
     if outcomes is not None:
         found = log_files.find(outcomes['paths'], 'outcomes')
-        joined = options_of(mapped.outcomes, **{**outcomes, 'paths': found})
+        of_reward = {'parts': mapped.parts, 'weights': mapped.weights}
+        joined = options_of(mapped.outcomes, **{**outcomes, **of_reward, 'paths': found})
     files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
     run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
@@ -342,7 +343,7 @@ def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarra
         info['time'] = rows['time']
     if 'propensity' in rows.dtype.names:
         info['log_probability'] = np.log(np.maximum(rows['propensity'], 1e-30))
-    return info
+    return info | reward_parts.kept(rows)
 
 
 def _by_knowledge(ordered: Iterator[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

@@ -20,15 +20,15 @@ from tf_agents.specs import tensor_spec
 from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data import metadata
 from tflearn.data.action_table import ActionTable
-from tflearn.extensions.product import csv_rows, table_values, tables
+from tflearn.extensions.product import csv_rows, reward_parts, table_values, tables
+from tflearn.extensions.product.reward_parts import LARGEST, PARTS, PREFIX, WEIGHTS
 
 _COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
 _VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
 _KEYS = ('episode', 'id', 'time', 'cluster', *_VERSIONS)
 _OUTCOMES = 'outcomes'
-_RANGE, _RETURNS, _LONGEST, _SEPARATOR = 'reward_range', 'return_range', 'longest', 'separator'
+_SEPARATOR = 'separator'
 ACTION = 'action'
 
 
@@ -104,19 +104,24 @@ class ColumnMap:
     """What each column of a log means.
 
     Attributes:
-      features: the observation's, then the action, then those of `_COLUMNS` that are there.
+      features: the observation's, then the action, then those of `_COLUMNS` that are there, then the parts of the
+        reward, unless outcomes have them.
       keys: the columns of `_KEYS`, by these names; those that are there.
       outcomes: the columns of outcomes that come in other files, see `OutcomeOptions`.
       stated: what the gate may take for certain: `low` and `high` of the rewards, or of their sums, if `whole`; and
         `longest`, the most steps of an episode; and whether they are independent slots; those that are there.
       separator: what stands between the cells of CSV, see `tables.Columns`.
+      parts: of the reward, by their names.
+      weights: with which they are added up to the reward; {} if it is a column.
     """
 
     features: tuple[Feature, ...]
     keys: Mapping[str, str]
     outcomes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    stated: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str | None = None
+    parts: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -144,22 +149,30 @@ def read_map(path: pathlib.Path, given: Mapping[str, Any] = types.MappingProxyTy
       given: what holds unless the file has it.
     """
     try:
-        return parse_map({**given, **tomllib.loads(path.read_text(encoding='utf-8'))})
+        return parse_map({**given, **tomllib.loads(path.read_text(encoding='utf-8'))}, path.parent)
     except UserValueError as error:
         raise UserValueError(f'{error}; correct {path}') from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserOSError(f'got --columns={path}, which cannot be read ({error}); need a file in TOML') from error
 
 
-def parse_map(given: Mapping[str, Any]) -> ColumnMap:
-    """Returns the map of TOML's tables."""
+def parse_map(given: Mapping[str, Any], folder: pathlib.Path = pathlib.Path()) -> ColumnMap:
+    """Returns the map of TOML's tables; `folder` is that of the file of weights, if there is one."""
     _check_tables(given)
     parts = {f'observation.{name}': value for name, value in given['observation'].items()}
     parts |= {name: given[name] for name in (ACTION, *_COLUMNS) if name in given}
     keys = {name: given[name] for name in _KEYS if name in given}
     features = tuple(_feature(name, value) for name, value in parts.items())
+    of_reward = {name: _part_of_reward(name, value) for name, value in given.get(PARTS, {}).items()}
+    weights = reward_parts.read_weights(given[WEIGHTS], folder, of_reward) if WEIGHTS in given else {}
+    features += () if _OUTCOMES in given else tuple(of_reward.values())
     separator = csv_rows.checked_separator(given.get(_SEPARATOR))
-    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), _stated(given), separator)
+    stated = reward_parts.stated(given)
+    for name, of in of_reward.items():
+        stated |= {
+            key: end for key, end in zip(reward_parts.ends(name), (of.low, of.high), strict=True) if end is not None
+        }
+    found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), stated, separator, of_reward, weights)
     action = found.feature(ACTION)
     masks = [each.name for each in found.features if each.kind == 'mask']
     if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
@@ -169,42 +182,26 @@ def parse_map(given: Mapping[str, Any]) -> ColumnMap:
     return found
 
 
-def _stated(given: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what the map says of the rewards and of episodes."""
-    found: dict[str, float] = {}
-    if _RANGE in given and _RETURNS in given:
-        raise UserValueError(f'got {_RANGE} and {_RETURNS}; need one of them')
-    for name in (_RANGE, _RETURNS):
-        ends = given.get(name, [0, 1])
-        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(each, int | float) for each in ends):
-            raise UserValueError(f'got {name} = {ends!r:.100}; need the least and the greatest one')
-        if not -LARGEST <= ends[0] < ends[1] <= LARGEST:
-            raise UserValueError(f'got {name} = {ends!r:.100}; need two numbers, the least one first')
-        if name in given:
-            found |= {'low': float(ends[0]), 'high': float(ends[1])} | ({'whole': True} if name == _RETURNS else {})
-    if _LONGEST in given:
-        if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
-            raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r:.100}; need the most steps of an episode')
-        found[_LONGEST] = given[_LONGEST]
-    if metadata.SLOTS in given:
-        if not isinstance(given[metadata.SLOTS], bool):
-            raise UserValueError(f'got {metadata.SLOTS} = {given[metadata.SLOTS]!r:.100}; need true or false')
-        found[metadata.SLOTS] = given[metadata.SLOTS]
+def _part_of_reward(name: str, value: Any) -> Feature:
+    found = _feature(PREFIX + name, value)
+    if found.kind != 'number' or found.shape or None not in (found.missing, found.hashed):
+        raise UserValueError(f'got the part {name} = {value!r:.100}; need a column of numbers, its low and its high')
     return found
 
 
 def _check_tables(given: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown tables, or if some are missing."""
-    stated = _RANGE, _RETURNS, _LONGEST, metadata.SLOTS
-    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, *stated, _SEPARATOR)
+    known = ('observation', ACTION, *_COLUMNS, *_KEYS, _OUTCOMES, *reward_parts.STATED, _SEPARATOR, PARTS, WEIGHTS)
     if unknown := [name for name in given if name not in known]:
         raise UserValueError(f'got {unknown[0]!r:.100} among the columns; need one of {", ".join(known)}')
     observation = given.get('observation')
-    is_complete = ACTION in given and ('reward' in given or _OUTCOMES in given)
+    is_complete = ACTION in given and not {'reward', WEIGHTS, _OUTCOMES}.isdisjoint(given)
     if not isinstance(observation, dict) or not observation or not is_complete:
         raise UserValueError(
             f'got the columns of {", ".join(given)[:100] or "nothing"}; need observation, action and reward'
         )
+    if not isinstance(given.get(PARTS, {}), dict) or {'reward', WEIGHTS} <= set(given):
+        raise UserValueError(f'got {PARTS} = {given.get(PARTS)!r:.100}; need a table, and reward or weights, not both')
     if _VERSIONS[1] in given and _VERSIONS[0] not in given:
         raise UserValueError(
             f'got {_VERSIONS[1]} alone; need {_VERSIONS[0]}, the column of the version that has served'
@@ -232,7 +229,6 @@ def _feature(name: str, value: Any) -> Feature:
 
 
 REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
-LARGEST = float(np.finfo(np.float32).max)
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
 _MAX_NAMED = 10  # bad rows of each kind that are logged
 _MAX_NUMBERS = 1 << 18  # of a part of a row
@@ -315,8 +311,10 @@ class RowEncoder:
             if math.prod(shape) > _MAX_NUMBERS:
                 raise UserValueError(f'got {each.name} of {shape} numbers; need at most {_MAX_NUMBERS}; hash them')
             fields.append((each.name, kind, shape))
-        if not column_map.feature('reward'):  # outcomes have it
+        if not column_map.feature('reward'):  # outcomes have it, or the parts
             fields.append(('reward', 'f4'))
+        known = {name for name, *_ in fields}
+        fields += [(of.name, 'f4') for of in column_map.parts.values() if of.name not in known]
         self.dtype = np.dtype(fields)
         parts = {each.name.removeprefix('observation.'): self._spec(each) for each in column_map.features}
         observed = {name: parts[name] for name in parts if f'observation.{name}' in (self.dtype.names or ())}
@@ -345,9 +343,9 @@ class RowEncoder:
         for name in block.absent if len(rows) else ():
             self._report.counts[f'rows of files without the column {name}'] += len(rows)
         one = BlockChecks(block, self._report)
-        reward = self._map.feature('reward')
+        rewards = [each for each in self._map.features if each.name == 'reward' or each.name.startswith(PREFIX)]
         for each in self._map.features:
-            if each is not reward:
+            if each not in rewards:
                 rows[each.name] = self._part(one, each)
         self._check(one, rows)
         if 'time' in self._map.keys:
@@ -360,9 +358,12 @@ class RowEncoder:
             served, of_propensity = (table_values.hashes(block.columns[self._map.keys[name]])[0] for name in _VERSIONS)
             one.mark(served != of_propensity, column, 'the version that has served, whose probability it is')
         rows['bad'][list(block.bad)] = True
-        if reward:  # last of all: a row with nothing but a wrong reward is a decision all the same
-            rows['reward'] = self._part(one, reward)
-            rows['reward'][list(block.bad)] = np.nan
+        for each in rewards:  # last of all: a row with nothing but a wrong reward is a decision all the same
+            rows[each.name] = self._part(one, each)
+        if rewards and self._map.weights:
+            rows['reward'] = reward_parts.weighted(rows, self._map.weights)
+        for name in ('reward', *reward_parts.fields(rows)) if rewards else ():
+            rows[name][list(block.bad)] = np.nan
         one.report_bad(label)
         return rows
 

@@ -6,6 +6,7 @@ those of which an outcome is wrong have the reward NaN.
 """
 
 import collections
+import dataclasses
 import math
 import pathlib
 import time
@@ -16,10 +17,11 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
-from tflearn.extensions.product import csv_rows, log_files, table_values, tables
+from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
 from tflearn.extensions.product.delays import Delays
 from tflearn.extensions.product.log_end import LogEnd
-from tflearn.extensions.product.log_rows import ACTION, LARGEST, ROWS_OF_A_FILE, BlockChecks, Feature, Report
+from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, BlockChecks, Feature, Report
+from tflearn.extensions.product.reward_parts import LARGEST
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
 _UNKNOWN = 'decisions with a wrong outcome'
@@ -38,6 +40,8 @@ class OutcomeOptions:
       id: the column of the decision's id.
       reward: the column of the number that counts.
       time: the column of the time.
+      parts: the columns of the parts of the reward, by their names.
+      weights: with which they are added up to it; {} takes `reward`.
       double: the column of the outcome's own id, by which doubles are known. Outcomes without one are known by id,
         reward and time; files need not have it.
       separator: what stands between the cells of CSV, see `tables.Columns`.
@@ -58,6 +62,8 @@ class OutcomeOptions:
     reward: str = 'reward'
     time: str = 'time'
     double: str = 'outcome_id'
+    parts: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     separator: str | None = None
     window_secs: PositiveFloat | None = None
     default_reward: float | None = None
@@ -95,8 +101,6 @@ def parse_outage(given: str) -> tuple[float, float, str]:
 class Outcomes:
     """Reads outcomes, and joins them with decisions, part by part."""
 
-    dtype = np.dtype([('id', 'u8'), ('time', 'f8'), ('reward', 'f8'), ('double', 'u8')])  # of a wrong one NaN
-
     def __init__(
         self, options: OutcomeOptions, report: Report, files: Sequence[pathlib.Path], actions: Mapping[int, str]
     ):
@@ -108,6 +112,9 @@ class Outcomes:
           actions: the names of the actions by their numbers; {} if they have none.
         """
         self._options, self._report, self._files, self._actions = options, report, files, actions
+        self._rewards = ['reward', *(of.name for of in options.parts.values())]  # of a wrong outcome NaN
+        fields = [('id', 'u8'), ('time', 'f8'), ('double', 'u8'), *((name, 'f8') for name in self._rewards)]
+        self.dtype = np.dtype(fields)
         self._end, self._begin = LogEnd(options.paths), math.inf
         self._delays: Delays | None = None
         self._shares = np.zeros((2, _PARTS))  # of the decisions in each part of the time: with outcomes, and all
@@ -115,13 +122,19 @@ class Outcomes:
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields all outcomes; raises ValueError for bad rows beyond what the report allows."""
         options = self._options
-        names = [options.id, options.reward, options.time]
-        columns = tables.Columns(names, [options.reward], optional=[options.double], separator=options.separator)
+        rewards = [Feature('reward', (options.reward,))] if not options.weights else []
+        rewards += options.parts.values()
+        numbers = [each.columns[0] for each in rewards]
+        names = list(dict.fromkeys([options.id, options.time, *numbers]))
+        columns = tables.Columns(names, numbers, optional=[options.double], separator=options.separator)
         labels = log_files.labels(options.paths)
         for i, block in tables.read(options.paths, columns):
             path = options.paths[i]
             rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
-            rows['reward'] = one.numbers(Feature('reward', (options.reward,)))[0]
+            for each in rewards:
+                rows[each.name] = one.numbers(each)[0]
+            if options.weights:
+                rows['reward'] = reward_parts.weighted(rows, options.weights)
             rows['time'] = one.numbers(Feature('time', (options.time,)), table_values.times)[0]
             late = self._end.is_wrong(path, rows['time'])
             one.mark(late, options.time, 'seconds since 1970 (no milliseconds), not after its file was written')
@@ -134,7 +147,9 @@ class Outcomes:
             bad = list(block.bad)
             self._end.add_outcomes(path, np.delete(rows['time'], bad))
             # The decision of a wrong outcome is known all the same.
-            rows['time'][bad], rows['reward'][bad] = -math.inf, math.nan
+            rows['time'][bad] = -math.inf
+            for name in self._rewards:
+                rows[name][bad] = math.nan
             yield rows[~missing]
 
     def watched(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -211,15 +226,17 @@ class Outcomes:
         """
         options, counts, (until, _) = self._options, self._report.counts, self.end()
         of, found, unknown = self._matched(decisions, outcomes, counts)
-        if options.combine == 'sum':
-            totals = np.bincount(of, found['reward'], len(decisions))
-            unknown |= np.abs(totals) > LARGEST
-            decisions['reward'] = np.where(unknown, 0.0, totals)
-        else:
-            order = slice(None, None, -1) if options.combine == 'first' else slice(None)
-            decisions['reward'][of[order]] = found['reward'][order]  # the last write counts
-            if others := int(np.count_nonzero(found['reward'] != decisions['reward'][of])):
-                counts['outcomes with another reward than the one that counts'] += others
+        for name in self._rewards:
+            if options.combine == 'sum':
+                totals = np.bincount(of, found[name], len(decisions))
+                unknown |= np.abs(totals) > LARGEST
+                decisions[name] = np.where(unknown, 0.0, totals)
+            else:
+                order = slice(None, None, -1) if options.combine == 'first' else slice(None)
+                decisions[name][of[order]] = found[name][order]  # the last write counts
+        others = int(np.count_nonzero(found['reward'] != decisions['reward'][of]))
+        if others and options.combine != 'sum':
+            counts['outcomes with another reward than the one that counts'] += others
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
         counts['decisions without an outcome'] += int(np.count_nonzero(without))
         decisions['reward'][without] = options.default_reward or 0.0
@@ -271,7 +288,8 @@ class Outcomes:
         return weights > 0
 
     def _mark_unknown(self, decisions: np.ndarray, unknown: np.ndarray) -> None:
-        decisions['reward'][unknown] = math.nan
+        for name in self._rewards:
+            decisions[name][unknown] = math.nan
         counts = self._report.counts
         counts[_UNKNOWN] += int(np.count_nonzero(unknown))
         for action in decisions[ACTION][unknown].tolist() if self._actions else ():

@@ -17,10 +17,11 @@ from tflearn.core.settings import checked
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
-from tflearn.extensions.product import data_evaluation, gate
+from tflearn.extensions.product import data_evaluation, gate, reward_parts
 from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
-from tflearn.extensions.product.gate import GateOptions, LoggedEpisodes, Verdict
+from tflearn.extensions.product.gate import Verdict
+from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes
 from tflearn.files import digests, numbered
 from tflearn.policies import loader, states, versions
 from tflearn.policies.loader import LoadedPolicy
@@ -63,10 +64,14 @@ def judge(
     stated = data_evaluation.evidence(reader.directories)
     longest = options.longest or stated.get('longest')
     options = dataclasses.replace(options, **data_evaluation.reward_range(options, stated), longest=longest)
+    limits = [_ranged(limit, stated) for limit in options.limits]
+    options = dataclasses.replace(options, limits=limits)
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
     others = acting[incumbent] if incumbent else None
     loggers = (data_evaluation.probabilities(loader.load(path), specs, served) for path in logged_by)
-    verdict = gate.judge(logged_episodes(dataset, specs, acting[candidate], others, loggers), options)
+    costs = [limit.name for limit in options.limits]
+    log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs)
+    verdict = gate.judge(log, options)
     if incumbent and _was_trained_on(policies[incumbent], used):
         warning = f'{incumbent} was trained on data that may be among these: its value is too good'
         verdict = dataclasses.replace(verdict, warnings=(*verdict.warnings, warning))
@@ -79,6 +84,16 @@ def judge(
     if not versions.add_metadata(candidate, **{GATE: {**verdict.json(), **facts}}):
         raise UserValueError(f'got {candidate}, which was removed meanwhile; need a version that stays')
     return verdict
+
+
+def _ranged(limit: Limit, stated: Mapping[str, Any]) -> Limit:
+    """Returns a limit with the range that the data set states, unless it has one."""
+    low, high = map(stated.get, reward_parts.ends(limit.name))
+    return dataclasses.replace(
+        limit,
+        low=low if limit.low is None else limit.low,
+        high=high if limit.high is None else limit.high,
+    )
 
 
 def _was_trained_on(policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> bool:
@@ -120,9 +135,11 @@ def logged_episodes(
     candidate: PolicyProbabilities,
     incumbent: PolicyProbabilities | None,
     loggers: Iterable[PolicyProbabilities] = (),
+    costs: Sequence[str] = (),
 ) -> LoggedEpisodes:
     """Returns episodes in the order of their times, and what the policies make of them; `loggers` see `judge`."""
-    episodes, info = data_evaluation.read(dataset, specs, with_unknown=True)
+    parts = {name: reward_parts.column(name) for name in costs}
+    episodes, info = data_evaluation.read(dataset, specs, with_unknown=True, parts=[*parts.values()])
     log_behaviour = info.get(data_evaluation.LOG_PROBABILITY)
     if log_behaviour is None:
         raise UserValueError(
@@ -147,6 +164,7 @@ def logged_episodes(
         padded(own - log_behaviour),
         padded(others - log_behaviour),
         clusters=None if clusters is None else clusters[order],
+        costs={name: padded(info[each].astype(np.float64)) for name, each in parts.items()},
     )
     if not candidate.num_choices:
         return found

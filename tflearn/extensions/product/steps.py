@@ -295,6 +295,7 @@ class Gate:
       max_rounds: the most rounds that judge a policy, the one that trains it included. While it is not decided, the
         next rounds train none, and all of their new episodes judge it, which it has never seen: so long as these
         rounds are expected to decide it. This needs `by` = 'id'.
+      limits: what a policy may cost: 'NAME=MOST', see `parts` of a column map.
     """
 
     held_out: Annotated[float, Range(above=0, below=1)] = 0.2
@@ -306,6 +307,7 @@ class Gate:
     temperature: PositiveFloat = 1.0
     clips: bool = False
     max_rounds: PositiveInt = 10
+    limits: Sequence[str] = ()
 
     def level_of(self, number: int) -> float:
         """Returns the confidence level of the candidate of this round, counted from 1."""
@@ -444,6 +446,7 @@ class Steps:
             return [*where, '--ungated']
         options = [f'--{name}={getattr(self.gate, name)}' for name in names]
         options += ['--clip_rewards'] if self.gate.clips else []
+        options += [f'--limit={each}' for each in self.gate.limits]
         data = [f'--data={path}' for path in _evidence(candidate, begun)]
         return [*where, *data, f'--level={self.gate.level_of(candidate.number)}', *options]
 
