@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from tests.end_to_end.programs import Addresses
@@ -30,6 +31,8 @@ from tflearn.launch.local import free_address, free_port
 
 PROGRAMS = pathlib.Path(sys.executable).parent
 DEADLINE_SECS = 240.0
+# The columns of users and of their affinities to the 34 items.
+OPEN_BANDIT = [f'user_feature_{i}' for i in range(4)] + [f'user-item_affinity_{i}' for i in range(34)]
 NUM_STEPS = 40
 FEW_STEPS = [
     f'train.StopConditions.num_train_steps={NUM_STEPS}',
@@ -89,9 +92,7 @@ import external_simulator
 external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
-TOGETHER = (
-    r'articles|data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
-)
+TOGETHER = r'articles|men[_.]|/men\b|data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
 FAST = r'quickstart$|tflearn synchronous|--format=tflite$|data/(expert|random) --ep|data/good'  # all others are slow
 
 
@@ -270,6 +271,42 @@ def test_a_log_becomes_a_served_policy(user):
         by_rest = subprocess.run([*curl, '-s'], capture_output=True, timeout=DEADLINE_SECS).stdout
     assert answers[-1].stdout.splitlines()[-1] == 'cup 300'
     assert json.loads(by_rest) == {'predictions': [2]}  # pot, of cup, lid and pot
+
+
+@pytest.mark.slow  # the same programs as those of the shop
+def test_open_bandits_files_become_a_served_policy(user):
+    """Files with the columns of Open Bandit's data: two policies have logged, the item 3 is clicked most."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
+    rng = np.random.default_rng(0)
+    for name, share in (('random', 0.0), ('bts', 0.5)):
+        lines = [f',timestamp,item_id,position,click,propensity_score,{",".join(OPEN_BANDIT)}']
+        for i in range(4_000):
+            item = 3 if rng.random() < share else int(rng.integers(34))
+            probability = share * (item == 3) + (1 - share) / 34
+            click = int(rng.random() < (0.8 if item == 3 else 0.05))
+            user_of = [f'{rng.integers(3)}a{k}' for k in range(4)] + [str(int(rng.integers(2)))] * 34
+            at = f'2019-11-24 0{i // 3600}:{i // 60 % 60:02}:{i % 60:02}.442536+00:00'
+            lines.append(f'{i},{at},{item},{1 + i % 3},{click},{probability},{",".join(user_of)}')
+        (user.folder / f'men_{name}.csv').write_text('\n'.join(lines) + '\n')
+    *commands, server = [command for command in OURS if 'runs/men' in str(command) or 'data/men' in str(command)]
+    programs = ['data', 'data', 'data', 'train_offline', 'evaluate', 'promote']
+    assert [program for _, program, _ in commands] == programs
+    few = [f'--gin_bindings=train.{each}=2_000' for each in EPOCH[1:]]
+    printed = [user.run(*command, *(few if command[1] == 'train_offline' else [])) for command in commands]
+    assert 'steps: 4000' in printed[0] and 'unknown' not in printed[1]
+    assert 'doubly robust' in printed[4] and 'margin 0.01: passes' in printed[5]
+    port, answers = free_port(), []
+    given = {'cwd': user.folder, 'env': {**os.environ, 'PYTHONPATH': str(ROOT)}, 'timeout': DEADLINE_SECS}
+
+    def answered() -> bool:
+        ask = [sys.executable, 'ask_men.py', f'localhost:{port}']
+        answers.append(subprocess.run(ask, capture_output=True, text=True, **given))
+        return answers[-1].returncode == 0
+
+    with user.running(*server[1:], f'--port={port}'):
+        wait_until(answered, lambda: f'an answer: {answers and answers[-1].stderr}', DEADLINE_SECS)
+    item, version = answers[-1].stdout.split()
+    assert 0 <= int(item) < 34 and version == '2000'
 
 
 def test_a_file_of_vowpal_wabbit_becomes_a_served_policy(user):
