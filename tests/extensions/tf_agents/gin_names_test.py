@@ -1,14 +1,18 @@
 """Bindings of a TF-Agents program's gin file, which counts for the drop-in with one import changed."""
 
+import os
+import pathlib
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import tensorflow as tf
+import tf_agents
 from tf_agents.train import learner as peer
 
 import gin
-from tests.testing import written_summaries
+from tests.testing import lanes, ppo_agents, written_summaries
 from tflearn.extensions.tf_agents import tf_agents_learner as learner
 from tflearn.extensions.tf_agents import tf_agents_ppo_learner as ppo_learner
 from tflearn.files.run_dir import RunDir
@@ -49,6 +53,55 @@ def test_an_argument_of_the_program_wins(tmp_path, make_agent, make_dataset_fn):
     trained.run()
     trained.run()
     assert RunDir(tmp_path).checkpoints.joinpath('ckpt-2.index').exists()
+
+
+@pytest.mark.slow
+def test_ppo_takes_the_bindings_of_both_learners(tmp_path):
+    """What PPOLearner does not pass to its Learner is bound there, as in TF-Agents."""
+    bindings = """
+        PPOLearner.num_samples = 2
+        PPOLearner.num_epochs = 3
+        PPOLearner.checkpoint_interval = 4
+        Learner.checkpoint_interval = 1
+        Learner.max_checkpoints_to_keep = 1
+    """
+    with gin.unlock_config():
+        gin.parse_config(textwrap.dedent(bindings))
+    agent = ppo_agents.make()
+    data = lambda: tf.data.Dataset.from_tensors((ppo_agents.trajectory(8), ())).repeat()  # noqa: E731
+    trained = ppo_learner.PPOLearner(str(tmp_path), agent.train_step_counter, agent, data, data)
+    for steps in (6, 12):
+        trained.run()
+        assert int(agent.train_step_counter) == steps
+        names = {path.name for path in RunDir(tmp_path).checkpoints.glob('*.index')}
+        assert names == {f'ckpt-{steps}.index'}
+
+
+@pytest.mark.slow  # 30 s
+@lanes.classic  # it is a program with Reverb
+def test_the_dqn_program_of_tf_agents_with_one_import_changed(tmp_path):
+    """And a gin file of bindings of its Learner."""
+    theirs = pathlib.Path(tf_agents.__file__).parent / 'examples' / 'dqn' / 'dqn_train_eval.py'
+    line, ours = 'from tf_agents.train import learner\n', learner.__name__.rpartition('.')
+    program = theirs.read_text(encoding='utf-8')
+    assert program.count(line) == 1
+    changed = program.replace(line, f'from {ours[0]} import {ours[2]} as learner\n')
+    (tmp_path / 'program.py').write_text(changed, encoding='utf-8')
+    more = f"""
+        Learner.run_optimizer_variable_init = False
+        Learner.summary_root_dir = '{tmp_path}/summaries'
+        train_eval.env_name = 'CartPole-v1'
+        train_eval.initial_collect_steps = 200
+    """
+    (tmp_path / 'dqn.gin').write_text(textwrap.dedent(BINDINGS + more), encoding='utf-8')
+    flags = ('--root_dir=run', '--gin_file=dqn.gin', '--num_iterations=25', '--eval_interval=0')
+    environment = {**os.environ, 'PYTHONPATH': str(pathlib.Path(__file__).parents[3])}
+    command = [sys.executable, 'program.py', *flags]
+    subprocess.run(command, cwd=tmp_path, env=environment, timeout=400, check=True)
+    checkpoints = RunDir(tmp_path / 'run').checkpoints
+    assert {path.name for path in checkpoints.glob('*.index')} == {'ckpt-14.index', 'ckpt-21.index'}
+    losses = written_summaries.scalars(tmp_path / 'summaries' / 'train')['train/loss']
+    assert list(losses) == list(range(3, 25, 3))
 
 
 def test_references_and_the_other_learner_are_ours():
