@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tflearn.learner.batches import Batches, SourceBatches, TakeStep, timed, tra
 from tflearn.learner.elements import NonfiniteColumns
 from tflearn.sampling import dataset_source
 from tflearn.sampling.dataset_source import DatasetSource
-from tflearn.sampling.source import DatasetFn
+from tflearn.sampling.source import DatasetFn, num_together
 
 _patched = threading.Lock()
 
@@ -110,6 +110,58 @@ class StackBatches(SourceBatches):
     def without_xla(self) -> Batches:
         self._stacks.take_singly()
         return DatasetBatches(self._stacks, self.strategy)
+
+
+class IteratorStacks:
+    """The elements of an iterator, as `XlaLoop` takes them: some at a time, as one with leaves [K, ...]."""
+
+    prioritization = None
+
+    def __init__(self, iterator: Any, strategy: tf.distribute.Strategy, element_spec: Any):
+        """Reads nothing yet."""
+        self._iterator, self.strategy, self.element_spec = iterator, strategy, element_spec
+        self.num_together = num_together(element_spec)
+
+    def over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
+        """Takes train steps until the data end. Returns their number, and the sums."""
+
+        def some(taken: tf.Tensor, sums: tf.Tensor, _: tf.Tensor) -> Any:
+            wanted = tf.minimum(num_steps - taken, self.num_together)
+            # The train steps before, since nothing else tells TensorFlow to read after them.
+            with tf.control_dependencies([sums]):
+                stack, count = self._read(wanted)
+            now, sums, *_ = steps(stack, count, taken, sums, ())
+            return taken + now, sums, count == wanted
+
+        start = tf.constant(0, tf.int64), sums, tf.constant(True)
+        has_more = lambda taken, _, more: tf.logical_and(more, taken < num_steps)  # noqa: E731
+        return tf.while_loop(has_more, some, start)[:2]
+
+    def _read(self, wanted: tf.Tensor) -> Any:
+        """Returns `wanted` elements as one, and how many there were; the others are zeros."""
+        specs = tf.nest.flatten(self.element_spec)
+        size = tf.cast(wanted, tf.int32)
+
+        def one(count: tf.Tensor, _: tf.Tensor, arrays: Any) -> Any:
+            element = self._iterator.get_next_as_optional()
+
+            def write() -> Any:
+                leaves = tf.nest.flatten(element.get_value())
+                return tuple(array.write(count, leaf) for array, leaf in zip(arrays, leaves, strict=True))
+
+            has_value = element.has_value()
+            return count + tf.cast(has_value, tf.int32), has_value, tf.cond(has_value, write, lambda: arrays)
+
+        arrays = tuple(tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs)
+        count, _, arrays = tf.while_loop(
+            lambda count, more, _: tf.logical_and(more, count < size), one, (tf.constant(0), tf.constant(True), arrays)
+        )
+        stack = tf.nest.pack_sequence_as(self.element_spec, [array.stack() for array in arrays])
+        return stack, tf.cast(count, tf.int64)
+
+    def gather(self, stack: Any, indices: tf.Tensor) -> Any:
+        """Returns elements of a stack, as one."""
+        return tf.nest.map_structure(lambda column: tf.gather(column, indices), stack)
 
 
 class HostsBatches(DatasetBatches):

@@ -351,10 +351,8 @@ class TrainLoop:
 
     def _chooses_xla(self, batches: SourceBatches, graph: tf.Graph) -> bool:
         """Returns whether to take train steps like that of a graph in XLA; logs it if not."""
-        slower = None
-        if self._options.jit_compile == 'auto':
-            on_cpu = not (tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('TPU'))
-            slower = xla_loop.why_slower_in_xla(graph) if on_cpu else "'auto' is a rule for CPUs"
+        is_auto = self._options.jit_compile == 'auto'
+        slower = xla_loop.why_slower_in_xla(graph) if is_auto else None
         few = batches.num_together < xla_loop.MIN_XLA_STEPS
         if slower or few:
             logging.info('trains without XLA: %s', slower or 'batches are too large to gather, or have no fixed shape')

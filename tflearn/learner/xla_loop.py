@@ -3,21 +3,35 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.learner.batches import SourceBatches, TakeStep
-from tflearn.learner.metrics import Metrics
+from tflearn.learner.batches import TakeStep
 
-Program = Callable[[int], Metrics]
+Program = Callable[[int], Any]  # train steps -> their metrics
 Compile = Callable[[Callable[..., Any]], Program]
 
 MIN_XLA_STEPS = 4  # for fewer, what a call costs is more than what XLA gains
 AUTO_AFTER_STEPS = 10_000  # train steps before 'auto' compiles: a run that is shorter would not win the time back
 _MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
 _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
+
+
+class Stacks(Protocol):
+    """Batches of which some can be gathered, such as those of a source; see `SourceBatches`."""
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy: ...
+    @property
+    def prioritization(self) -> Any: ...
+    @property
+    def element_spec(self) -> Any: ...
+    @property
+    def num_together(self) -> int: ...
+    def over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any: ...
+    def gather(self, drawn: Any, indices: tf.Tensor) -> Any: ...
 
 
 class XlaLoop(tf.train.experimental.PythonState):
@@ -38,7 +52,7 @@ class XlaLoop(tf.train.experimental.PythonState):
     def __init__(
         self,
         plain: Program,
-        batches: SourceBatches,
+        batches: Stacks,
         take: TakeStep,
         num_sums: int,
         compile_loop: Compile,
@@ -91,7 +105,7 @@ class XlaLoop(tf.train.experimental.PythonState):
         logging.info('XLA takes up to %d train steps at a time; compiled in %.1f s', self._size, secs)
         self._many, self.has_compiled = self._compile_loop(self._loop), True
 
-    def __call__(self, num_steps: int) -> Metrics:
+    def __call__(self, num_steps: int) -> Any:
         """Takes train steps."""
         if num_steps < MIN_XLA_STEPS:
             return self._plain(num_steps)
@@ -167,6 +181,8 @@ def why_slower_in_xla(graph: tf.Graph) -> str | None:
     than TensorFlow's (`benchmarks/train_loops.py`). So it is for train steps with small matrix
     products alone. Random numbers with a seed would be others in XLA.
     """
+    if tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('TPU'):
+        return "'auto' is a rule for CPUs"
     nested = [node.op for function in graph.as_graph_def().library.function for node in function.node_def]
     operations = graph.get_operations()
     for kind in (*nested, *(operation.type for operation in operations)):

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
 from tf_agents.train import interval_trigger
 from tf_agents.train import learner as peer
 from tf_agents.train import triggers as peer_triggers
 
 from tests.testing import lanes, recording_agent, written_summaries
+from tests.testing.learner import SPECS, batch
 from tflearn.core import strategies
+from tflearn.core.train_step import create_train_step
 from tflearn.extensions.tf_agents.tf_agents_learner import Learner
 from tflearn.learner.triggers import PeriodicAction
 
@@ -41,6 +45,64 @@ def test_one_trace_per_signature(tmp_path, make_agent, make_dataset_fn):
         learner.run(iterations, parallel_iterations=parallel_iterations)
     learner.run(3, iterator=learner.new_iterator())
     assert len(traces) == 1
+
+
+@lanes.compiles
+@pytest.mark.parametrize('own', [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_many_train_steps_in_xla_equal_those_without(tmp_path, make_agent, own, caplog):
+    """To the end of the data, and with what does not fill a stack of 128 batches."""
+    dataset_fn = lambda: tf.data.Dataset.range(300).map(lambda number: (batch(number), ()))  # noqa: E731
+    found = {}
+    for jit_compile in (False, True):
+        agent = make_agent() if own else _agent_of_tf_agents()
+        learner = _learner(
+            tmp_path / f'{jit_compile}', agent, dataset_fn, jit_compile=jit_compile, summary_interval=100
+        )
+        losses = [learner.run(count).loss for count in (3, 150, 200)]
+        assert int(learner.train_step_numpy) == 300
+        learner.close()
+        summaries = written_summaries.scalars(tmp_path / f'{jit_compile}' / 'train')['train/loss']
+        assert list(summaries) == [100, 200, 300]
+        found[jit_compile] = [*losses, *summaries.values(), *_values(agent)]
+        compiled = [line for line in caplog.messages if 'XLA takes up to 128 train steps' in line]
+        assert len(compiled) == jit_compile
+    for ours, theirs in zip(found[True], found[False], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def _agent_of_tf_agents():
+    tf.random.set_seed(1)
+    network = q_network.QNetwork(SPECS.observation, SPECS.action, fc_layer_params=(7,))
+    agent = dqn_agent.DqnAgent(
+        SPECS.time_step,
+        SPECS.action,
+        q_network=network,
+        optimizer=tf.keras.optimizers.Adam(1e-3),
+        train_step_counter=create_train_step(),
+    )
+    agent.initialize()
+    for i, variable in enumerate(agent.policy.variables()):
+        variable.assign(tf.random.stateless_uniform(variable.shape, (i, 2), -0.5, 0.5))
+    return agent
+
+
+@pytest.mark.parametrize(
+    'own', ['iterator', *(pytest.param(each, marks=pytest.mark.slow) for each in ('callback', 'shapes', 'subclass'))]
+)
+def test_what_xla_cannot_take_is_without_it(tmp_path, make_agent, own, caplog):
+    class OwnStep(Learner):
+        def single_train_step(self, iterator):
+            return super().single_train_step(iterator)
+
+    dataset = tf.data.Dataset.range(20).map(lambda number: (batch(number, 4), ()))
+    if own == 'shapes':
+        dataset = dataset.unbatch().batch(4)
+    arguments = {'after_train_strategy_step_fn': lambda *_: None} if own == 'callback' else {}
+    learner_class = OwnStep if own == 'subclass' else Learner
+    learner = _learner(tmp_path, make_agent(), lambda: dataset, learner_class, jit_compile=True, **arguments)
+    learner.run(8, iterator=learner.new_iterator() if own == 'iterator' else None)
+    assert int(learner.train_step_numpy) == 8
+    assert not [line for line in caplog.messages if 'XLA takes' in line]
 
 
 @pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -15,23 +15,23 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
-from tf_agents.utils import nest_utils
 
 from tflearn.core import extensions, workers
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
 from tflearn.extensions.tf_agents.gin_names import LEARNER, in_place_of
+from tflearn.extensions.tf_agents.loss_infos import LossInfos
 from tflearn.files.run_dir import RunDir, is_url
-from tflearn.learner import batches, datasets
+from tflearn.learner import batches, datasets, xla_loop
 from tflearn.learner.checkpoints import Checkpoints, writable_run_dir
 from tflearn.learner.datasets import is_complete
-from tflearn.learner.metrics import LOSS, Reduction, StepMetrics
-from tflearn.learner.train_loop import StepCounter
+from tflearn.learner.metrics import LOSS, Reduction
+from tflearn.learner.train_loop import JitCompile, StepCounter
 from tflearn.learner.triggers import PeriodicAction
+from tflearn.learner.xla_loop import Program, XlaLoop
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'
@@ -64,38 +64,6 @@ class _Checkpointer(Checkpoints):
         return self.newest is not None
 
 
-class _LossInfos:
-    """LossInfos of all replicas as one vector of metrics, and one LossInfo of scalars from that."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, rules: Mapping[str, Reduction]):
-        self._strategy = strategy
-        self._layout = StepMetrics(rules, strategy.num_replicas_in_sync)
-        self._like: Any = None
-
-    @property
-    def size(self) -> int:
-        """The vector's length; known once `vector` has been traced."""
-        return self._layout.size
-
-    def vector(self, loss_info: Any) -> tf.Tensor:
-        """Returns the metrics of a step, from what `strategy.run` returned."""
-        self._like = loss_info._replace(loss=0, extra=tf.nest.map_structure(lambda _: 0, loss_info.extra))
-
-        def of_replica(found: Any) -> Any:
-            loss = tf.cast(tf.reduce_sum(found.loss), tf.float32)
-            return self._layout.of_replica(loss, found.extra, ())
-
-        return self._layout.over_replicas(self._strategy, *self._strategy.run(of_replica, (loss_info,)))
-
-    def read(self, vector: np.ndarray) -> Any:
-        """Returns a LossInfo of float32 scalars; extras that are not numbers are None."""
-        sums, extra = self._layout.read(vector).sums, self._like.extra
-        names = (f'extra/{name}' for name, _ in nest_utils.flatten_with_joined_paths(extra))
-        values = [tf.constant(sums[name], tf.float32) if name in sums else None for name in names]
-        loss = tf.constant(sums['loss'], tf.float32)
-        return self._like._replace(loss=loss, extra=tf.nest.pack_sequence_as(extra, values))
-
-
 @in_place_of(LEARNER)
 class Learner:
     """Trains an agent; saves and restores its checkpoints; writes summaries; calls triggers.
@@ -106,6 +74,10 @@ class Learner:
       train_summary_writer: the summary writer, also for the caller's own summaries.
       triggers: a list that belongs to this object; more may be added.
     """
+
+    _due: int | None = None  # the train step that is summarized next
+    _traced: Any = None  # the train step without a summary
+    _own_program: Program | None = None  # train steps without summaries on the learner's own iterator
 
     def __init__(
         self,
@@ -127,6 +99,7 @@ class Learner:
         strategy_run_options: tf.distribute.RunOptions | None = None,
         summary_root_dir: str | os.PathLike[str] | None = None,
         extra_reductions: Mapping[str, Reduction] | None = None,
+        jit_compile: JitCompile = 'auto',
     ):
         """Traces the train step and restores the newest checkpoint.
 
@@ -158,6 +131,11 @@ class Learner:
           strategy_run_options: options of `strategy.run`.
           summary_root_dir: summaries go to `train` below it; default: `root_dir`.
           extra_reductions: see `LoopOptions`; not in TF-Agents.
+          jit_compile: whether many train steps of a call are one program of XLA, which reads up to
+            128 batches of `experience_dataset_fn` before it takes their steps. See `LoopOptions`,
+            but other batches than those of one fixed shape, other strategies than the default one,
+            `after_train_strategy_step_fn` and a `single_train_step` of a subclass are without XLA.
+            Not in TF-Agents.
 
         Raises:
           ValueError: if the newest checkpoint does not fit, or the agent cannot be traced.
@@ -171,23 +149,22 @@ class Learner:
         self.after_train_strategy_step_fn = after_train_strategy_step_fn
         self.use_kwargs_in_agent_train = use_kwargs_in_agent_train
         self._direct_sampling, self._use_reverb_v2 = direct_sampling, use_reverb_v2
-        self._strategy_run_options = strategy_run_options
+        self._strategy_run_options, self._jit_compile = strategy_run_options, jit_compile
         self._opened = contextlib.ExitStack()
         atexit.register(self._opened.close)  # TF-Agents' programs do not close their learner
         run_dir = self._own_run_dir(root_dir)
         self.summary_interval = _interval(summary_interval)
         self.train_summary_writer = self._writer(run_dir if summary_root_dir is None else self._open(summary_root_dir))
         self._counter = StepCounter(train_step, increment=None)
-        self._due: int | None = None  # the train step that is summarized next
         self._loss_sum, self._num_summed = 0.0, 0
-        self._trained, self._evaluated = (_LossInfos(self.strategy, extra_reductions or {}) for _ in range(2))
+        self._trained, self._evaluated = (LossInfos(self.strategy, extra_reductions or {}) for _ in range(2))
         self._overridden = type(self).single_train_step is not Learner.single_train_step  # then AutoGraph converts it
         self._steps = {recorded: tf.function(self._step, autograph=self._overridden) for recorded in (False, True)}
         self._many_steps = tf.function(self._over_iterator, autograph=False)
         self._loss = tf.function(
             lambda experience: self._evaluated.vector(self._run_agent(agent.loss, experience)), autograph=False
         )
-        self._dataset, self._iterator, self._traced = None, None, False
+        self._dataset, self._iterator = None, None
         with self.strategy.scope():
             if function := experience_dataset_fn:
                 self._dataset = self.strategy.distribute_datasets_from_function(
@@ -199,7 +176,7 @@ class Learner:
             elif run_optimizer_variable_init:
                 self._make_slots()
             keep = sys.maxsize if max_checkpoints_to_keep is None else max_checkpoints_to_keep
-            restored = self._restore(run_dir, keep, self._traced or run_optimizer_variable_init)
+            restored = self._restore(run_dir, keep, run_optimizer_variable_init)
         self.triggers = self._own_triggers(checkpoint_interval, triggers or (), restored)
 
     def _own_run_dir(self, root: str | os.PathLike[str]) -> RunDir:
@@ -232,8 +209,8 @@ class Learner:
         # are unknown.
         spec = batches.traced_spec(lambda: iterator.get_next_as_optional().get_value())
         with tf.summary.record_if(False):
-            self._steps[False].get_concrete_function(spec)
-        self._traced = True
+            self._traced = self._steps[False].get_concrete_function(spec)
+        self._spec = spec
 
     def _make_slots(self) -> None:
         """Makes the optimizer's slots by the agent's specs: there are no data yet."""
@@ -244,13 +221,13 @@ class Learner:
         with tf.summary.record_if(False):
             step.get_concrete_function({'experience': spec} if self.use_kwargs_in_agent_train else spec)
 
-    def _restore(self, run_dir: RunDir, max_to_keep: int, has_variables: bool) -> bool:
+    def _restore(self, run_dir: RunDir, max_to_keep: int, has_slots: bool) -> bool:
         """Restores the newest checkpoint; returns whether there is one."""
         objects = {'agent': self._agent, 'train_step': self.train_step}
         self._checkpointer = _Checkpointer(run_dir.checkpoints, objects, max_to_keep)
         self._checkpointer.after_write = run_dir.store.upload
         newest = self._checkpointer.newest
-        if newest and not has_variables:
+        if newest and not has_slots and self._traced is None:
             logging.warning('restoring %s without a check whether it fits', newest)
             tf.train.Checkpoint(**objects).read(newest).expect_partial()  # also what is made later
             return True
@@ -321,13 +298,13 @@ class Learner:
         """Takes train steps until the data end, then calls the triggers. Returns their number and the last LossInfo."""
         start, num_steps, last = self._counter.step, 0, None
         with self.strategy.scope():
-            if not self._traced:
+            if self._traced is None:
                 self._trace(iterator)
             while num_steps < max_steps:
                 before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
                 # Summarized or not, the caller's own default writer receives nothing.
                 with self.train_summary_writer.as_default(), tf.summary.record_if(recorded):
-                    vector = self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()
+                    vector = self._program(recorded, iterator)(count)
                 taken = int(vector[0])
                 self._counter.observe(before, taken)
                 if taken:
@@ -340,6 +317,42 @@ class Learner:
                     break
         self._call_triggers(start)
         return num_steps, last
+
+    def _program(self, recorded: bool, iterator: Any) -> Program:
+        """Returns what takes a number of train steps, and returns what `_over_iterator` does."""
+        plain = lambda count: self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()  # noqa: E731
+        if recorded or iterator is not self._iterator:
+            return plain
+        if self._own_program is None:
+            self._own_program = self._in_xla(iterator, plain) or plain
+        return self._own_program
+
+    def _in_xla(self, iterator: Any, plain: Program) -> XlaLoop | None:
+        """Returns the program in XLA, which begins as the plain one; None if there can be none."""
+        has_own_code = self._overridden or self.after_train_strategy_step_fn
+        if not self._jit_compile or has_own_code or not isinstance(iterator, tf.data.Iterator):
+            return None
+        stacks = datasets.IteratorStacks(iterator, self.strategy, self._spec)
+        is_auto = self._jit_compile == 'auto'
+        slower = xla_loop.why_slower_in_xla(self._traced.graph) if is_auto else None
+        if slower or stacks.num_together < xla_loop.MIN_XLA_STEPS:
+            return None
+
+        def take(sums: tf.Tensor, element: Any) -> Any:
+            last = self._steps[False](element)
+            return tf.concat([sums[:1] + last[LOSS], last], axis=0), tf.constant(True), ()
+
+        def compiled(loop: Callable[..., Any]) -> Program:
+            def program(num_steps: tf.Tensor) -> tf.Tensor:
+                taken, sums = loop(tf.zeros([num_sums]), num_steps)
+                return tf.concat([[tf.cast(taken, tf.float64)], tf.cast(sums, tf.float64)], axis=0)
+
+            in_graph = tf.function(program, autograph=False)
+            return lambda count: in_graph(tf.constant(count, tf.int64)).numpy()
+
+        num_sums = 1 + self._trained.size
+        after_steps = xla_loop.AUTO_AFTER_STEPS if is_auto else 0
+        return XlaLoop(plain, stacks, take, num_sums, compiled, after_steps)
 
     def _part(self, num_steps: int) -> tuple[int, bool]:
         """Returns how many steps to take next, and whether they are summarized: a step that reaches a multiple is.
