@@ -93,6 +93,7 @@ def _with_operation(make_agent, operation, specs, train_step, experience):
     return agent
 
 
+@lanes.compiles
 @pytest.mark.parametrize(
     ('operation', 'kind'),
     [

@@ -288,6 +288,7 @@ def test_a_run_may_go_on_with_a_source_in_place_of_the_dataset(tmp_path, make_ag
     assert taken == list(range(6))
 
 
+@lanes.compiles
 def test_xla_takes_each_batch_once(tmp_path, make_agent, monkeypatch):
     """With the numbers of the plain program; of batches that one stack does not hold, and where the data end."""
     monkeypatch.setattr(xla_loop, 'AUTO_AFTER_STEPS', 0)

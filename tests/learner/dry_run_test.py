@@ -60,6 +60,12 @@ def test_compiles_a_step_without_taking_it():
     assert 'XLA compiled the train step of one replica for a CPU in' in text
 
 
+@pytest.mark.skipif(not lanes.IS_TPU, reason='other TensorFlows compile for a CPU')
+def test_tensorflow_for_tpus_is_refused():
+    with pytest.raises(ImportError, match='got TensorFlow for TPUs, .*; need stock TensorFlow for a dry run'):
+        dry_run.of_step(lambda element: element['x'], BATCH, 0, ClusterShape(1, 2))
+
+
 @lanes.compiles
 def test_names_what_xla_does_not_have():
     report = dry_run.of_step(lambda element: tf.strings.as_string(element['n']), BATCH, 0, ClusterShape(1, 2))
@@ -68,6 +74,7 @@ def test_names_what_xla_does_not_have():
     assert report.compile_secs is None and f'a TPU would refuse: {line}' in report.text()
 
 
+@lanes.compiles
 def test_names_every_refusal_and_raises_the_first():
     step = lambda element: tf.numpy_function(lambda x: x, [element['x']], tf.float32)  # noqa: E731
     report = dry_run.of_step(step, BATCH, 0, ClusterShape(1, 2))

@@ -316,7 +316,11 @@ def test_reports_time_spent_waiting_for_data(tmp_path, make_agent, make_dataset_
 
 @pytest.mark.parametrize(
     ('kind', 'jit_compile'),
-    [('default', False), ('default', True), pytest.param('mirrored:2', False, marks=pytest.mark.slow)],
+    [
+        ('default', False),
+        pytest.param('default', True, marks=lanes.compiles),
+        pytest.param('mirrored:2', False, marks=pytest.mark.slow),
+    ],
 )
 def test_other_threads_see_how_long_it_waits_for_a_dataset(tmp_path, make_agent, kind, jit_compile):
     strategy, arrived = strategies.make(kind), threading.Event()

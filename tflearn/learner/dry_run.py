@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
-from tflearn.core.errors import UserValueError, first_few
+from tflearn.core.errors import UserImportError, UserValueError, first_few
 from tflearn.learner import tpu_compiler, tpu_data
 from tflearn.sampling import dataset_source
 
@@ -25,6 +25,7 @@ _NOT_COMPILED = re.compile(
     r"(\w+) \(No registered '\w+' OpKernel for \w+ devices compatible with node (?:\{\{function_node [^}]*\}\})?"
     r'\{\{node ([^}]*)\}\}'
 )
+_NO_COMPILER = 'could not find registered transfer manager for platform Host'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +222,7 @@ def _lower(step: Callable[[Any], Any], batch: Any, stage: str) -> Any:
     Raises:
       ValueError: if XLA cannot compile it; it names the first operation that only a host has, or
         the reason.
+      ImportError: if this TensorFlow compiles nothing for a CPU.
     """
     # Not `step` itself, which may have other arguments with defaults.
     function: Any = tf.function(lambda element: step(element), autograph=False, jit_compile=True)
@@ -233,7 +235,13 @@ def _lower(step: Callable[[Any], Any], batch: Any, stage: str) -> Any:
                 f'got the host operation {found[1]} in the train step ({found[2]}); need operations that run on a TPU; '
                 'move it to the data, or to LearnerOptions.after_run'
             ) from error
+        reason = str(error).strip().splitlines()[0]
+        if _NO_COMPILER in reason:
+            raise UserImportError(
+                f'got TensorFlow for TPUs, whose XLA compiles nothing for a CPU ({reason}); need stock TensorFlow for '
+                'a dry run; use the current lane (Python 3.13)'
+            ) from error
         raise UserValueError(
-            f'got a train step that XLA cannot compile ({str(error).strip().splitlines()[0]}); need operations that '
+            f'got a train step that XLA cannot compile ({reason}); need operations that '
             'XLA has; compute it in another way'
         ) from error
