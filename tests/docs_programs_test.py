@@ -92,7 +92,10 @@ import external_simulator
 external_simulator.main(sys.argv[1], 1_000_000)
 """
 # Run by tests of their own.
-TOGETHER = r'articles|men[_.]|/men\b|data/shop|data/joined|runs/by_hand|--strategy=multi_worker|dqn_external_cartpole|tflearn-serve|4_000'
+TOGETHER = (
+    r'articles|men[_.]|/men\b|data/shop|data/joined|runs/by_hand|--strategy=multi_worker|'
+    r'dqn_external_cartpole|tflearn-serve|4_000'
+)
 FAST = r'quickstart$|tflearn synchronous|--format=tflite$|data/(expert|random) --ep|data/good'  # all others are slow
 
 
