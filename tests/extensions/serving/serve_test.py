@@ -1,6 +1,8 @@
 """The serve job serves a run's policies, whichever of both starts first, and ends when it is stopped."""
 
 import threading
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.extensions.serving import serve
 from tflearn.extensions.serving.client import PolicyClient
 from tflearn.files.run_dir import RunDir, read_json
+from tflearn.launch.local import free_port
 
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
 
@@ -25,13 +28,14 @@ def start(tmp_path):
     """Starts the job; returns it and the run directory."""
     jobs = []
 
-    def start(connect_timeout_secs=60.0, port=0, **options):
+    def start(connect_timeout_secs=60.0, port=0, metrics_port=None, **options):
         run_dir = RunDir(tmp_path)
         arguments = {
             'run_dir': run_dir,
             'server_options': serve.ServerOptions(port=port),
             'options': serve.ServeOptions(poll_secs=0.05, **options),
             'connect_timeout_secs': connect_timeout_secs,
+            'metrics_port': metrics_port,
         }
         jobs.append(Job(serve.serve, threading.Event(), **arguments))
         return jobs[-1], run_dir
@@ -47,9 +51,10 @@ def status(run_dir):
 
 
 def test_waits_for_the_first_policy_follows_new_ones_and_answers_for_a_while_when_it_is_stopped(start):
-    job, run_dir = start(batching=serve.BatchOptions(), lame_duck_secs=2.0)
+    metrics_port = free_port()
+    job, run_dir = start(batching=serve.BatchOptions(), lame_duck_secs=2.0, metrics_port=metrics_port)
     wait_until(lambda: status(run_dir).get('port'), 'the server', 60)
-    assert status(run_dir)['state'] == 'waiting for a policy'
+    assert status(run_dir)['state'] == 'waiting for a policy' and ready(metrics_port) == 503
     publisher = served_policies.Publisher(run_dir.policies)
     client = PolicyClient(f'localhost:{status(run_dir)["port"]}')
     for step in (1, 2):
@@ -57,11 +62,12 @@ def test_waits_for_the_first_policy_follows_new_ones_and_answers_for_a_while_whe
         wait_until(lambda step=step: status(run_dir).get('greedy_policy_version') == step, f'version {step}', 60)
         outputs, version = client.predict({'observation': OBSERVATION})
         assert version == step and served_policies.agrees(OBSERVATION, outputs['action'], step)
+    assert ready(metrics_port) == 200
     assert f'base_path: "{run_dir.greedy_policy}"' in run_dir.serving_models.read_text()
     assert 'max_batch_size { value: 64 }' in run_dir.serving_batching.read_text()
     job.stop.set()
     wait_until(lambda: health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.NOT_SERVING, 'health', 2)
-    assert client.predict({'observation': OBSERVATION})[1] == 2
+    assert client.predict({'observation': OBSERVATION})[1] == 2 and ready(metrics_port) == 503
     client.close()
     job.join()
     assert status(run_dir)['state'] == 'stopped'
@@ -76,6 +82,16 @@ def test_times_out_without_a_policy(start):
 def health(port):
     with grpc.insecure_channel(f'localhost:{port}') as channel:
         return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), 60).status
+
+
+def ready(port):
+    """Returns what a probe is answered."""
+    try:
+        with urllib.request.urlopen(f'http://localhost:{port}/ready', timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path):

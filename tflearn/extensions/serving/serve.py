@@ -132,7 +132,7 @@ def serve(
             at = dataclasses.replace(server_options, port=rest_port)
             ending.enter_context(contextlib.closing(RestServer(server, at)))
         if metrics_port is not None:
-            given = metrics.registry, server_options.host, metrics_port, '--metrics_port'
+            given = metrics.registry, server_options.host, metrics_port, '--metrics_port', lambda: server.ready
             ending.enter_context(contextlib.closing(metrics_server.serve(*given)))
         if clients and clients.have_tokens and not server_options.tls and server_options.host not in LOCAL_HOSTS:
             logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")

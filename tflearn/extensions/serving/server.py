@@ -98,7 +98,11 @@ class ServingMetrics:
 
 
 class PolicyServer:
-    """Answers requests at `port` from its construction until `close`, as TensorFlow Serving's two services do."""
+    """Answers requests at `port` from its construction until `close`, as TensorFlow Serving's two services do.
+
+    Attributes:
+      ready: whether all that has to be served is; not any more after `drain`.
+    """
 
     def __init__(
         self,
@@ -151,13 +155,13 @@ class PolicyServer:
     def reloaded(self) -> None:
         """Updates health and metrics to the versions that are served now. Health follows soon after the return."""
         ready = {holder.name: holder.ready for holder in self._models.holders}
-        complete = not self._models.missing
-        self._server.set_health({**ready, '': complete, _PREDICTION: complete})
+        self.ready = not self._models.missing
+        self._server.set_health({**ready, '': self.ready, _PREDICTION: self.ready})
         self._metrics.record_reload()
 
     def drain(self) -> None:
         """Makes health say that nothing is served, so that load balancers send no more; requests are answered."""
-        names = [holder.name for holder in self._models.holders]
+        self.ready, names = False, [holder.name for holder in self._models.holders]
         self._server.set_health(dict.fromkeys([*names, '', _PREDICTION], False))
 
     def close(self, grace_secs: float = 5.0) -> None:
