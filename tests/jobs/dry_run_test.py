@@ -132,7 +132,8 @@ def test_says_how_to_make_the_compiler(small_run, monkeypatch):
 def test_compiles_for_a_tpu(small_run, caplog):
     with caplog.at_level(logging.INFO):
         _dry(small_run, '2x4', tpu='v5e')
-    (hbm,) = re.findall(r'compiled for TPU v5e in .*\n  HBM: ([\d,]+) bytes', caplog.text)
+    report = r'compiled for TPU v5e in .*, with [1-9]\d* sums over 8 replicas; of each core:\n  HBM: ([\d,]+) bytes'
+    (hbm,) = re.findall(report, caplog.text)
     (flops,) = re.findall(r'a train step: ([\d,]+) FLOPs', caplog.text)
     # At least the batch of one replica, 8 x 2 steps of 32 bytes; and at most what a chip has.
     assert 512 < int(hbm.replace(',', '')) < 16e9

@@ -1,5 +1,6 @@
 """Dry runs of topologies that are not here."""
 
+import os
 import re
 
 import pytest
@@ -254,6 +255,28 @@ def test_an_optimizer_sums_its_gradients_over_the_replicas():
     text = compiled.experimental_get_compiler_ir(tf.ones(3))(stage='hlo')
     (line,) = re.findall(r'.*= .*all-reduce\(.*', text)
     assert 'f32[3]' in line and 'replica_groups={{0,1,2,3}}' in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lanes.IS_CURRENT, reason='TensorFlow 2.15 does not lower reductions over replicas')
+@pytest.mark.skipif(tpu_compiler.VARIABLE not in os.environ, reason=f'needs {tpu_compiler.VARIABLE}')
+def test_a_step_without_sums_over_the_replicas_says_so():
+    strategy, batch, shape = tpu_compiler.strategy(8), tf.TensorSpec((3,)), dry_run.ClusterShape.parse('2x4')
+
+    def summed(x):
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+    with strategy.scope():
+        step = lambda x: strategy.run(summed, (x,))  # noqa: E731
+        found = [dry_run.of_step(each, batch, 0, shape, tpu='v5e').text() for each in (step, tf.reduce_sum)]
+    assert ', with 1 sums over 8 replicas; of each core' in found[0]
+    need = 'no replica sums anything with the others: a step of your own needs strategy = tpu_compiler.strategy(8)'
+    assert ', with 0 sums over 8 replicas' in found[1] and need in found[1]
+
+
+def test_more_replicas_than_a_pod_has_are_refused():
+    with pytest.raises(ValueError, match='got 512 replicas; need at most 256, the chips of a v5e pod'):
+        tpu_compiler.compile_hlo(b'', 'v5e', 512)
 
 
 def test_the_compilers_refusal_is_one_line(tmp_path, monkeypatch):

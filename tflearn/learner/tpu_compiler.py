@@ -21,6 +21,7 @@ import tempfile
 from typing import Any
 
 KINDS = ('v4', 'v5e', 'v5p', 'v6e')
+_MOST_CHIPS = {'v5e': 256, 'v6e': 256}  # of a pod; a chip has one core
 VARIABLE = 'TFLEARN_TPU_COMPILER'
 _INSTALL = (
     'python3.12 -m venv ~/tpu_compiler && ~/tpu_compiler/bin/pip install --require-hashes --no-deps '
@@ -35,6 +36,8 @@ class Compiled:
 
     Attributes:
       kind: of the TPU.
+      replicas: for how many it was compiled.
+      sums: the sums over all of them in the train step.
       secs: how long it compiled [s].
       arguments: HBM of the variables and the batch [bytes].
       results: HBM of the results that do not take the place of an argument [bytes].
@@ -47,6 +50,8 @@ class Compiled:
     """
 
     kind: str
+    replicas: int
+    sums: int
     secs: float
     arguments: int
     results: int
@@ -64,8 +69,15 @@ class Compiled:
     def text(self) -> str:
         """Returns the report, for people."""
         took = 'no time' if self.estimated_secs is None else f'{1e6 * self.estimated_secs:.1f} us'
+        alone = ''
+        if self.replicas > 1 and not self.sums:
+            alone = (
+                '\n  no replica sums anything with the others: a step of your own needs strategy = '
+                f'tpu_compiler.strategy({self.replicas}), the agent made in its scope, and strategy.run(step, ...)'
+            )
         return (
-            f'compiled for TPU {self.kind} in {self.secs:.1f} s; of each core:\n'
+            f'compiled for TPU {self.kind} in {self.secs:.1f} s, with {self.sums} sums over {self.replicas} replicas'
+            f'{alone}; of each core:\n'
             f'  HBM: {self.hbm:,} bytes (arguments {self.arguments:,}, results {self.results:,}, temporaries '
             f'{self.temporaries:,}, program {self.program:,})\n'
             f'  a train step: {self.flops:,.0f} FLOPs, {self.accessed:,.0f} bytes of HBM read and written (loops '
@@ -146,6 +158,10 @@ def compile_hlo(hlo: bytes, kind: str, num_replicas: int) -> Compiled:
     """
     from tflearn.core.errors import UserValueError
 
+    if num_replicas > _MOST_CHIPS.get(kind, num_replicas):
+        raise UserValueError(
+            f'got {num_replicas} replicas; need at most {_MOST_CHIPS[kind]}, the chips of a {kind} pod'
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'step.hlo'
         path.write_bytes(hlo)
@@ -161,7 +177,7 @@ def compile_hlo(hlo: bytes, kind: str, num_replicas: int) -> Compiled:
             f'got a train step that the compiler for TPU {kind} refuses ({reason}); need one that it compiles; change '
             'what it names'
         )
-    return Compiled(kind, **json.loads(done.stdout.splitlines()[-1]))
+    return Compiled(kind, num_replicas, **json.loads(done.stdout.splitlines()[-1]))
 
 
 def topology(kind: str, num_replicas: int) -> str:
@@ -191,6 +207,7 @@ def main(path: str, kind: str, num_replicas: int) -> None:
     artifact = xla_client._xla.mlir.hlo_to_stablehlo(pathlib.Path(path).read_bytes())
     with mlir.make_ir_context() as context:
         text = str(stablehlo.deserialize_portable_artifact(context, artifact))
+        sums = text.count('stablehlo.all_reduce')
         # HLO's copies have no word in StableHLO; a barrier keeps a value apart, too.
         module = ir.Module.parse(re.sub(r'\bmhlo\.copy\b', 'stablehlo.optimization_barrier', text))
         start = time.perf_counter()
@@ -199,6 +216,7 @@ def main(path: str, kind: str, num_replicas: int) -> None:
     # The compiler adds a large negative number for what it has no estimate of.
     estimate = cost.get('optimal_seconds', -1.0)
     found = {
+        'sums': sums,
         'secs': time.perf_counter() - start,
         'arguments': memory.argument_size_in_bytes,
         'results': memory.output_size_in_bytes - memory.alias_size_in_bytes,
