@@ -312,7 +312,7 @@ def test_a_trigger_knows_what_was_collected(tmp_path):
 
     options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
     run = tflearn.train(**{**SMALL, 'learner_options': options, 'root_dir': tmp_path})
-    assert [step for step, _ in seen] == [20, 40, 60]
+    assert [step // 20 for step, _ in seen] == [1, 2, 3]  # some train steps are taken together
     env_steps = [found['env_steps'] for _, found in seen]
     assert 0 < env_steps[0] < env_steps[1] < env_steps[2] <= run.env_steps
     assert seen[-1][1]['mean_return'] is not None and seen[-1][1]['episodes'] > 0
