@@ -18,7 +18,6 @@ class Delays:
         """Takes the action of each decision, and after which time its outcome came, infinite if none did [N]."""
         order = np.lexsort((delays, actions))
         self._actions, self._delays = actions[order], delays[order]
-        self._rank = np.arange(len(order))
 
     def weights(self, actions: np.ndarray, ages: np.ndarray, have_outcomes: np.ndarray) -> np.ndarray:
         """Returns the weights of decisions whose windows are open, float64 [N]; 0 for those that are left out.

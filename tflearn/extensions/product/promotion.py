@@ -218,7 +218,7 @@ def _known(
             said = data_evaluation.support(rows, index[is_same], candidate, incumbent or log, log)
             for name, values in found.items():
                 values[is_same] = np.maximum(values[is_same], getattr(said, name))
-        if is_same.all():
+        if is_same.all():  # it has logged all of them: nothing is left to doubt
             break
         is_known |= is_same
     else:
