@@ -1,3 +1,4 @@
+import stat
 import sys
 import threading
 import time
@@ -46,7 +47,7 @@ def _assert_equal(agent, other):
 
 
 def test_trains_reports_means_traces_once_and_saves_at_the_end(tmp_path, make_agent, make_dataset_fn):
-    agent, run_dir, traces, ends = make_agent(), RunDir(tmp_path), [], []
+    agent, run_dir, traces, ends = make_agent(), RunDir(tmp_path / 'runs' / 'new'), [], []
     train = agent.train
 
     def counted(*args, **kwargs):
@@ -58,6 +59,7 @@ def test_trains_reports_means_traces_once_and_saves_at_the_end(tmp_path, make_ag
     trigger = PeriodicAction(ends.append, every_steps=100, at_end=True)
     with Learner(agent, make_dataset_fn(), run_dir, triggers=[trigger]) as learner:
         assert len(traces) == 1
+        assert stat.S_IMODE(run_dir.root.stat().st_mode) == 0o700, 'as of every program'
         result = learner.run(10)
         assert (result.num_steps, learner.step) == (10, 10)
         assert np.isfinite(result.loss)

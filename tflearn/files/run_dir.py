@@ -19,9 +19,9 @@ from tflearn.files.temporary import PART, remove_leftovers_once, temporary
 
 _MAX_NAME, _MAX_PART = 1024, 255  # S3's limit of a name, file systems' limit of a part [bytes]
 
-# Modes of a new run directory: who can write to it controls the run, and what it learned is the
-# user's.
-_PRIVATE, _GROUP_READS = 0o700, 0o750
+# Modes of a new directory of a run, of runs, or of logged decisions: who can write to it controls
+# the run, and what it learned or logged is the user's.
+PRIVATE, _GROUP_READS = 0o700, 0o750
 
 # The beginning of a URL. pathlib makes one slash of two.
 _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
@@ -358,7 +358,7 @@ class RunDir:
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                self.root.mkdir(_PRIVATE)
+                self.root.mkdir(PRIVATE)
                 if share_with_group:
                     self.root.chmod(_GROUP_READS)
             with tempfile.TemporaryFile(dir=self.root):

@@ -347,6 +347,7 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
             'all machines share; mount one'
         )
     if layout.is_chief:
+        run_dir.make()
         yield run_dir
         return
     with tempfile.TemporaryDirectory(prefix=f'tflearn_worker_{layout.worker}_') as directory:

@@ -114,9 +114,10 @@ class Learner:
 
         Raises:
           TypeError: if the agent has an optimizer of Keras 3.
-          ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train
-            on such a dataset.
+          ValueError: if the run directory cannot be written to, the newest readable checkpoint does
+            not fit, or the strategy cannot train on such a dataset.
         """
+        run_dir.make()
         self.train_step = agent.train_step_counter
         self._agent, self._options, self._run_dir = agent, options, run_dir
         self._strategy = strategy or tf.distribute.get_strategy()

@@ -2,6 +2,7 @@
 
 import fcntl
 import signal
+import stat
 
 import pytest
 
@@ -35,6 +36,7 @@ def seed_of(run_dir):
 
 
 def test_each_seed_is_a_run_and_they_are_compared(two_seeds):
+    assert stat.S_IMODE(two_seeds.root.stat().st_mode) == 0o700
     for seed in (3, 4):
         run_dir = RunDir(two_seeds.root / f'seed_{seed}')
         assert read_json(run_dir.done)['train_step'] == 60

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     serving = folder / 'serving' / 'policies' / 'greedy_policy'
     assert read_json(serving / 'states.json')['stable'] == 20
+    assert stat.S_IMODE((folder / 'runs' / 'loop').stat().st_mode) == 0o700
     rounds = folder / 'runs' / 'loop' / 'rounds'
     first = read_json(rounds / '1' / 'end.json')
     assert first['promoted'] and first['import']['steps'] == 300 and first['gate']['candidate']['low'] is not None

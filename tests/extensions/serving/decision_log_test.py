@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -331,6 +332,7 @@ def test_files_go_to_a_store(tmp_path):
     log.close()
     assert {line['id'] for line in lines_of(tmp_path / 'store')} == {'a', 'b'}
     assert list((tmp_path / 'spool').iterdir()) == []
+    assert stat.S_IMODE((tmp_path / 'spool').stat().st_mode) == 0o700
 
 
 def test_a_directory_that_cannot_be_written_to_is_an_error(tmp_path):

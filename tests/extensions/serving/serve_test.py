@@ -1,5 +1,6 @@
 """The serve job serves a run's policies, whichever of both starts first, and ends when it is stopped."""
 
+import stat
 import threading
 import urllib.error
 import urllib.request
@@ -29,7 +30,7 @@ def start(tmp_path):
     jobs = []
 
     def start(connect_timeout_secs=60.0, port=0, metrics_port=None, **options):
-        run_dir = RunDir(tmp_path)
+        run_dir = RunDir(tmp_path / 'run')
         arguments = {
             'run_dir': run_dir,
             'server_options': serve.ServerOptions(port=port),
@@ -77,6 +78,7 @@ def test_times_out_without_a_policy(start):
     job, run_dir = start(connect_timeout_secs=0.1, policies=('greedy_policy',))
     with pytest.raises(TimeoutError, match=f'waiting for a version of greedy_policy in {run_dir.policies}'):
         job.join()
+    assert stat.S_IMODE(run_dir.root.stat().st_mode) == 0o700, 'it has the log of decisions'
 
 
 def health(port):
@@ -95,8 +97,9 @@ def ready(port):
 
 
 def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path):
-    RunDir(tmp_path).policy('other').mkdir(parents=True)
-    served_policies.Publisher(RunDir(tmp_path).policies).publish(1)
+    run_dir = RunDir(tmp_path / 'run')
+    run_dir.policy('other').mkdir(parents=True)
+    served_policies.Publisher(run_dir.policies).publish(1)
     job, run_dir = start(connect_timeout_secs=0.5)
     wait_until(lambda: status(run_dir).get('greedy_policy_version') == 1, 'the version', 60)
     job._thread.join(1.0)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TextIO
 from tflearn.core import extensions
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.extensions.experiments import runs
-from tflearn.files.run_dir import RunDir, local_path, write_atomically
+from tflearn.files.run_dir import PRIVATE, RunDir, local_path, write_atomically
 
 Partner = Literal['Newest', 'League']
 _MAKE = 'pettingzoo_env.make'
@@ -123,7 +123,7 @@ def train_policies(
         given = getattr(arguments['make_environment'], 'keywords', {}).get('policies')
         extensions.load('partners').check(given, dict.fromkeys(policies.keys() - {name}))
         texts[name] = training.gin_text(arguments, evaluation)
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(PRIVATE, parents=True, exist_ok=True)
     for name, text in texts.items():
         write_atomically(root / f'{name}.gin', text.encode())
     gin_files = {name: str(root / f'{name}.gin') for name in texts}

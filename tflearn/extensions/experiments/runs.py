@@ -19,7 +19,7 @@ from tflearn.config.going_on import Effective
 from tflearn.core.errors import UserValueError
 from tflearn.files import messages
 from tflearn.files.lock import try_lock
-from tflearn.files.run_dir import RunDir, local_path, read_json
+from tflearn.files.run_dir import PRIVATE, RunDir, local_path, read_json
 from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import count, duration, plain
@@ -103,7 +103,7 @@ class Runs:
     def __enter__(self) -> 'Runs':
         """Raises ValueError if another process works in the folder."""
         with contextlib.ExitStack() as context:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(PRIVATE, parents=True, exist_ok=True)
             self._signals = context.enter_context(StopSignals())
             lock = context.enter_context(_locked(self.root))
             self._reaper = context.enter_context(contextlib.closing(OrphanReaper(_STOP_SECS, lock)))

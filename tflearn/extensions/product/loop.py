@@ -21,7 +21,7 @@ from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.extensions.product import steps
 from tflearn.extensions.product.steps import Gate, Logs, Round, Rounds, Step, Steps, Training
 from tflearn.files.lock import try_lock
-from tflearn.files.run_dir import RunDir, local_path
+from tflearn.files.run_dir import PRIVATE, RunDir, local_path
 from tflearn.launch.local import StopSignals
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
@@ -162,7 +162,7 @@ def _run_rounds(
 @contextlib.contextmanager
 def _locked(root: pathlib.Path, signals: StopSignals) -> Iterator[TextIO]:
     """Opens the loop's log, which one loop at a time holds locked, with the reaper of its programs."""
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(PRIVATE, parents=True, exist_ok=True)
     with open(root / 'loop.log', 'a', encoding='utf-8') as log:
         deadline = time.monotonic() + _LOCK_SECS  # of a loop that was killed the programs end first
         while not try_lock(log):

@@ -32,7 +32,7 @@ from tflearn.core import background, extensions, side_tasks
 from tflearn.core.errors import UserOSError
 from tflearn.core.settings import Fraction, PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.files.lock import try_lock
-from tflearn.files.run_dir import is_url
+from tflearn.files.run_dir import PRIVATE, is_url
 
 KINDS = ('decisions', 'outcomes')
 CLOCK_SECS = 300.0  # by which the clocks of those who report outcomes may be ahead
@@ -269,7 +269,7 @@ class DecisionFiles:
     def _opened(self) -> BinaryIO:
         """Returns the file that lines go to: a new one, or a copy if it was removed or moved."""
         if self._file is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(PRIVATE, parents=True, exist_ok=True)
             if not self._has_recovered:
                 self._recover()
                 self._has_recovered = True
@@ -294,7 +294,7 @@ class DecisionFiles:
     def _copied(self, lost: BinaryIO) -> BinaryIO:
         """Returns a file in place of one whose path is gone, with what that one holds."""
         path = pathlib.Path(lost.name)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(PRIVATE, parents=True, exist_ok=True)
         file = self._open(path)
         try:
             file.truncate(0)

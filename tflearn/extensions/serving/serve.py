@@ -118,6 +118,8 @@ def serve(
     metrics = ServingMetrics(models)
     clients = Clients(options.clients, metrics.record_refused) if options.clients else None
     limits = options.num_threads, options.max_concurrent_requests
+    if not run.dir.root.exists():  # one that exists may be read-only for this job
+        run.dir.make()
     log = DecisionLog(decision_log, run.dir.decisions, metrics.record_logged) if decision_log else None
     watched = Trials(trials or TrialOptions(), _shadow_log(decision_log, run.dir, metrics), metrics.record_logged)
     server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched)
