@@ -2,9 +2,10 @@
 
     TFLEARN_TPU_COMPILER=~/tpu_compiler/bin/python python -m benchmarks.tpu_steps
 
-In the current lane; no TPU is needed. Each is a dry run of the train job with 2 hosts of 4 replicas, an observation of
-17 numbers, 6 actions, and the agent's own layers and experience. A result is a line of the file, with the commit;
-those that are there are not made again, so the program can be stopped and started. At the end it prints the table.
+In the current lane; no TPU is needed. Each is a dry run of the train job with 8 replicas (2 hosts of 4; of v4 one
+host), an observation of 17 numbers, 6 actions, and the agent's own layers and experience. A result is a line of the
+file, with the commit; those that are there are not made again, so the program can be stopped and started. At the end
+it prints the table.
 """
 
 import argparse
@@ -28,7 +29,8 @@ from tflearn.jobs.train_settings import Device
 from tflearn.learner.tpu_compiler import KINDS
 from tflearn.networks.networks import NetworkOptions
 
-SHAPE, LSTM_SIZE = '2x4', (128,)
+LSTM_SIZE = (128,)
+SHAPES = {'v4': '1x8', 'v5e': '2x4', 'v5p': '2x4', 'v6e': '2x4'}  # 8 replicas
 OBSERVATION = tensor_spec.BoundedTensorSpec((17,), tf.float32, -1.0, 1.0, 'observation')
 ACTIONS = {
     'discrete': tensor_spec.BoundedTensorSpec((), tf.int64, 0, 5, 'action'),
@@ -77,7 +79,7 @@ def result(algorithm: Algorithm, kind: str) -> dict[str, Any]:
         arguments['network'] = NetworkOptions(lstm_size=LSTM_SIZE if network.lstm_size else None)
     make = algorithm.module.make_agent
     report = dry_run_report(
-        Device(dry_run=True, cluster_shape=SHAPE, tpu=kind),
+        Device(dry_run=True, cluster_shape=SHAPES[kind], tpu=kind),
         lambda num_environments, seed: Environment(action),
         lambda specs, step, experience: make(specs, step, experience, **arguments),
         algorithm.experience if algorithm.is_variant else algorithm.module.EXPERIENCE,

@@ -121,6 +121,8 @@ def test_says_how_to_make_the_compiler(small_run, monkeypatch):
     line = "got TFLEARN_TPU_COMPILER=''; need .*; make it by python3.12 -m venv .* requirements/tpu_compiler/hashed/"
     if not lanes.IS_CURRENT:
         line = "got TensorFlow 2.15.* for a TPU's compiler; need 2.20 at least, .*; use the current lane"
+    with pytest.raises(ValueError, match='got 3x8 .* for a TPU v5e; need a slice that exists'):
+        _dry(small_run, '3x8', tpu='v5e')
     with pytest.raises(ValueError, match=line) as error:
         _dry(small_run, tpu='v5e')
     assert '\n' not in str(error.value)
@@ -132,7 +134,7 @@ def test_says_how_to_make_the_compiler(small_run, monkeypatch):
 def test_compiles_for_a_tpu(small_run, caplog):
     with caplog.at_level(logging.INFO):
         _dry(small_run, '2x4', tpu='v5e')
-    report = r'compiled for TPU v5e in .*, with [1-9]\d* sums over 8 replicas; of each core:\n  HBM: ([\d,]+) bytes'
+    report = r'compiled for TPU v5e in .*, with [1-9]\d* sums over 8 replicas; of each core:\n  HBM: ([\d,]+) of [\d,]+'
     (hbm,) = re.findall(report, caplog.text)
     (flops,) = re.findall(r'a train step: ([\d,]+) FLOPs', caplog.text)
     # At least the batch of one replica, 8 x 2 steps of 32 bytes; and at most what a chip has.

@@ -274,9 +274,29 @@ def test_a_step_without_sums_over_the_replicas_says_so():
     assert ', with 0 sums over 8 replicas' in found[1] and need in found[1]
 
 
-def test_more_replicas_than_a_pod_has_are_refused():
-    with pytest.raises(ValueError, match='got 512 replicas; need at most 256, the chips of a v5e pod'):
-        tpu_compiler.compile_hlo(b'', 'v5e', 512)
+@pytest.mark.parametrize(
+    ('kind', 'text', 'need'),
+    [
+        ('v5e', '3x8', '1x1, 1x8, 1x4, 2x4, 4x4, 8x4, 16x4, 32x4, 64x4'),
+        *(('v6e', '4x8', ' 64x4'), ('v5e', '128x4', ' 64x4')),
+        *(('v4', '2x4', '1x1, 1x8, 2x8, .* and multiples of 16 hosts, up to 1024x8'), ('v5p', '24x4', ' up to 1536x4')),
+    ],
+)
+def test_a_slice_that_does_not_exist_is_refused(kind, text, need):
+    shape = dry_run.ClusterShape.parse(text)
+    with pytest.raises(ValueError, match=rf'got {text} \(.*\) for a TPU {kind}; need a slice that exists: .*{need}'):
+        dry_run.of_step(tf.reduce_sum, tf.TensorSpec((3,)), 0, shape, tpu=kind)
+
+
+@pytest.mark.parametrize(('kind', 'text'), [('v5e', '64x4'), ('v4', '1x8'), ('v5p', '48x4'), ('v5p', '1x1')])
+def test_slices_that_exist(kind, text):
+    shape = dry_run.ClusterShape.parse(text)
+    tpu_compiler.check_slice(kind, shape.hosts, shape.replicas_per_host)
+
+
+def test_the_report_compares_memory_with_the_chips():
+    text = tpu_compiler.Compiled('v5e', 8, 1, 2.0, 2**33, 0, 0, 0, 1.0, 1.0, None).text()
+    assert 'HBM: 8,589,934,592 of 17,179,869,184 bytes, 50.00% (arguments' in text
 
 
 def test_the_compilers_refusal_is_one_line(tmp_path, monkeypatch):

@@ -247,6 +247,7 @@ def dry_run_report(
     """
     shape = dry_run.ClusterShape.parse(device.cluster_shape)
     if device.tpu:
+        tpu_compiler.check_slice(device.tpu, shape.hosts, shape.replicas_per_host)
         tpu_compiler.python()
     specs = specs_of(make_environment)
     tpu_data.check_for_tpu({'observation': specs.observation, 'action': specs.action}, 'the environment')

@@ -150,7 +150,12 @@ def of_step(
       reads_on_one_host: see `DryRunReport`.
       tpu: the kind of TPU to compile for, of `tpu_compiler.KINDS`, by an agent of
         `tpu_compiler.strategy`; None compiles for this CPU.
+
+    Raises:
+      ValueError: if there is no TPU of this shape.
     """
+    if tpu:
+        tpu_compiler.check_slice(tpu, shape.hosts, shape.replicas_per_host)
     refusals, secs, compiled = tpu_data.refused_data(batch), None, None
     if not refusals:
         start = time.perf_counter()

@@ -21,7 +21,10 @@ import tempfile
 from typing import Any
 
 KINDS = ('v4', 'v5e', 'v5p', 'v6e')
-_MOST_CHIPS = {'v5e': 256, 'v6e': 256}  # of a pod; a chip has one core
+# By kind: the replicas of a host of the slices that exist, the most hosts, and the HBM of a replica [GiB].
+# Two replicas share a chip of v4.
+_SLICES = {'v4': (8, 1024, 16), 'v5e': (4, 64, 16), 'v5p': (4, 1536, 95), 'v6e': (4, 64, 32)}
+_RECTANGLES = 'v5e', 'v6e'  # slices of these are rectangles of up to 16 x 16 chips, else blocks of 4 x 4 x 4
 VARIABLE = 'TFLEARN_TPU_COMPILER'
 _INSTALL = (
     'python3.12 -m venv ~/tpu_compiler && ~/tpu_compiler/bin/pip install --require-hashes --no-deps '
@@ -68,6 +71,7 @@ class Compiled:
 
     def text(self) -> str:
         """Returns the report, for people."""
+        capacity = _SLICES[self.kind][2] * 2**30
         took = 'no time' if self.estimated_secs is None else f'{1e6 * self.estimated_secs:.1f} us'
         alone = ''
         if self.replicas > 1 and not self.sums:
@@ -78,10 +82,31 @@ class Compiled:
         return (
             f'compiled for TPU {self.kind} in {self.secs:.1f} s, with {self.sums} sums over {self.replicas} replicas'
             f'{alone}; of each core:\n'
-            f'  HBM: {self.hbm:,} bytes (arguments {self.arguments:,}, results {self.results:,}, temporaries '
-            f'{self.temporaries:,}, program {self.program:,})\n'
+            f'  HBM: {self.hbm:,} of {capacity:,} bytes, {self.hbm / capacity:.2%} (arguments {self.arguments:,}, '
+            f'results {self.results:,}, temporaries {self.temporaries:,}, program {self.program:,})\n'
             f'  a train step: {self.flops:,.0f} FLOPs, {self.accessed:,.0f} bytes of HBM read and written (loops '
             f"count once), {took} by the compiler's own estimate"
+        )
+
+
+def check_slice(kind: str, hosts: int, replicas_per_host: int) -> None:
+    """Checks that there are slices of a kind of TPU with so many hosts and replicas; one replica alone is allowed.
+
+    Raises:
+      ValueError: if not; it names those that there are.
+    """
+    from tflearn.core.errors import UserValueError
+
+    per_host, most, _ = _SLICES[kind]
+    found, more = [(1, 1)], f'; and multiples of 16 hosts, up to {most}x{per_host}'
+    if kind in _RECTANGLES:
+        found, more = [*found, (1, 8)], ''
+    found += [(1 << i, per_host) for i in range(7 if kind in _RECTANGLES else 5)]
+    is_block = replicas_per_host == per_host and not hosts % 16 and hosts <= most and bool(more)
+    if (hosts, replicas_per_host) not in found and not is_block:
+        raise UserValueError(
+            f'got {hosts}x{replicas_per_host} (hosts x replicas of each) for a TPU {kind}; need a slice that exists: '
+            f'{", ".join(f"{here}x{each}" for here, each in found)}{more}'
         )
 
 
@@ -158,10 +183,6 @@ def compile_hlo(hlo: bytes, kind: str, num_replicas: int) -> Compiled:
     """
     from tflearn.core.errors import UserValueError
 
-    if num_replicas > _MOST_CHIPS.get(kind, num_replicas):
-        raise UserValueError(
-            f'got {num_replicas} replicas; need at most {_MOST_CHIPS[kind]}, the chips of a {kind} pod'
-        )
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'step.hlo'
         path.write_bytes(hlo)
