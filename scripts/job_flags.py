@@ -198,8 +198,14 @@ def coordinator() -> tuple[str, str | None, Literal['float32', 'bfloat16']]:
       ValueError: if the address is wrong, or there is no token; on a cluster the jobs look for theirs.
     """
     values = flags.FLAGS
-    if values.coordinator_token and ('backend' not in values or values.backend == 'local'):
-        tokens.read(values.coordinator_token, '--coordinator_token')
+    token = values.coordinator_token
+    if token and ('backend' not in values or values.backend == 'local'):
+        tokens.read(token, '--coordinator_token')
+    elif token and not (token.startswith(('env:', '/', '~')) or pathlib.Path(token).is_file()):
+        raise UserValueError(
+            'got a --coordinator_token that is no path, and is not shown, since it could be the token itself; need '
+            'env:NAME or the path of a file where the jobs run; on Kubernetes --backend_option=token_secret=NAME'
+        )
     return one_address('coordinator_address'), values.coordinator_token, values.weights_dtype
 
 

@@ -216,6 +216,7 @@ NO_TOKEN = 'got a --coordinator_token that cannot be read (No such file or direc
         (f'{FILE} --coordinator_address=8000', 'need HOST:PORT'),
         (f'{FILE} --coordinator_address=a:1,a:2', 'need HOST:PORT'),
         (f'{FILE} --coordinator_token=0123456789abcdef', NO_TOKEN),
+        (f'{FILE} --coordinator_token=0123456789abcdef --backend=kubernetes', 'that is no path, and is not shown'),
         (f'{CARTPOLE} --num_feed_workers=1 --backend=slurm', 'got --num_feed_workers with --backend=slurm; need the l'),
         (f'{IN_RUN} --gin_file=ppo_cartpole --num_feed_workers=1', 'got --num_feed_workers with Queue.versions_ahead;'),
         (

@@ -24,6 +24,7 @@ RESOURCES = {
 }
 IMAGE = 'image=registry.example.com/tflearn:1'
 _OF_FULL = ('namespace=agents', 'queue=learners', 'cluster_queue=gpus', 'max_collectors=64', 'serve_replicas=2')
+_OF_FULL += ('pod_monitor=release=prometheus', 'deadline_secs=86400', 'sub_path=teams/rl', 'token_secret=cartpole')
 FULL = places.read_options(KubernetesOptions, [IMAGE, *_OF_FULL])
 TPU = places.read_options(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
 SMALL = places.read_options(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
@@ -67,9 +68,12 @@ def container(made, kind):
 def test_a_run_has_all_its_objects():
     made, _ = manifests()
     assert [item['kind'] for item in made] == [
-        *('LocalQueue', 'JobSet', 'Deployment', 'HorizontalPodAutoscaler', 'Deployment'),
-        *('Service', 'Deployment', 'NetworkPolicy', *['PodDisruptionBudget'] * 3),
+        *('LocalQueue', 'JobSet', 'Deployment', 'HorizontalPodAutoscaler', 'Deployment', 'PodMonitor', 'NetworkPolicy'),
+        *('PodDisruptionBudget', 'PodDisruptionBudget'),
+        *('Service', 'Deployment', 'PodMonitor', 'PodDisruptionBudget'),
     ]
+    servers, _ = manifests(places.read_options(KubernetesOptions, [IMAGE, *_OF_FULL, 'part=serve']))
+    assert servers == made[-4:], 'what outlives the run is rendered alone, under the same names'
     assert {item['metadata']['namespace'] for item in made} == {'agents'}
     keys = [(item['kind'], item['metadata']['name']) for item in made]
     assert len(set(keys)) == len(keys)
@@ -104,10 +108,40 @@ def test_a_pod_is_started_again_by_itself_and_workers_together():
     two, _ = manifests(SMALL, num_workers=2)
     learner = gang(two)['learner']
     assert learner['backoffLimit'] == 0 and 'backoffLimitPerIndex' not in learner
+    reasons = ['PodFailurePolicy', 'DeadlineExceeded']
     assert by_kind(two, 'JobSet')['spec']['failurePolicy'] == {
-        'maxRestarts': 20,
-        'rules': [{'name': 'userError', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}],
+        'maxRestarts': 40,
+        'rules': [{'name': 'final', 'action': 'FailJobSet', 'onJobFailureReasons': reasons}],
     }
+    assert by_kind(one, 'JobSet')['spec']['failurePolicy']['maxRestarts'] == 20
+
+
+def test_a_deadline_is_the_learners_which_saves_before_the_others_are_stopped():
+    made, _ = manifests()
+    assert gang(made)['learner']['activeDeadlineSeconds'] == 86_400
+    assert [name for name, job in gang(made).items() if 'activeDeadlineSeconds' in job] == ['learner']
+
+
+def test_runs_in_different_places_have_different_names():
+    def name(root, *options):
+        run_dir = RunDir(root)
+        topology = run_topology(package='scripts', flags=[], num_collectors=1)
+        options = places.read_options(KubernetesOptions, [IMAGE, *options])
+        return by_kind(kubernetes.manifests(topology, run_dir, options), 'JobSet')['metadata']['name']
+
+    places_of_runs = [('/a/cartpole',), ('/b/cartpole',), ('/a/cartpole', 'claim=ours'), ('/a/cartpole', 'sub_path=b')]
+    names = [name(*each) for each in places_of_runs]
+    assert len(set(names)) == 4 and all(each.startswith('tflearn-cartpole-') for each in names)
+    assert names == [name(*each) for each in places_of_runs], 'the same command means the same run'
+
+
+def test_a_token_is_read_from_a_secret():
+    made, _ = manifests(addresses=ALONE)
+    reference = {'secretKeyRef': {'name': 'cartpole', 'key': 'token'}}
+    for kind in ('replay_server', 'coordinator', 'relay', 'train', 'evaluate', 'collect'):
+        assert '--coordinator_token=env:TFLEARN_COORDINATOR_TOKEN' in container(made, kind)['args']
+        (found,) = [each for each in container(made, kind)['env'] if each['name'] == 'TFLEARN_COORDINATOR_TOKEN']
+        assert found['valueFrom'] == reference
 
 
 def test_selectors_find_the_pods_that_they_mean():
@@ -130,6 +164,11 @@ def test_selectors_find_the_pods_that_they_mean():
             (kind,) = matched({'matchLabels': spec['selector']})
             ports = [port['name'] for port in container(made, kind)['ports'] if port['name'] != 'metrics']
             assert [port['targetPort'] for port in spec['ports']] == ports
+        if item['kind'] == 'PodMonitor':
+            (kind,) = matched(spec['selector'])
+            (scraped,) = spec['podMetricsEndpoints']
+            assert scraped['port'] in [port['name'] for port in container(made, kind)['ports']]
+            assert item['metadata']['labels']['release'] == 'prometheus'
     budgets = [item['spec'] for item in made if item['kind'] == 'PodDisruptionBudget']
     assert [matched(spec['selector']) for spec in budgets] == [['replay_server'], ['collect'], ['serve']]
     network = by_kind(made, 'NetworkPolicy')['spec']
@@ -153,7 +192,7 @@ def test_jobs_find_each_other():
     assert f'--replay_address={replay}:8008' in container(made, 'replay_server')['args']
     ports = {port['name']: port['containerPort'] for port in container(made, 'replay_server')['ports']}
     assert ports == {'replay': 8008, 'coordinator': 8009}
-    assert container(made, 'collect')['args'][-1] == '--collector_name=$(POD_NAME)'
+    assert '--collector_name=$(POD_NAME)' in container(made, 'collect')['args']
     assert {job['completionMode'] for job in gang(made).values()} == {'Indexed'}
     environment = {item['name']: item for item in container(made, 'train')['env']}
     text = environment['TF_CONFIG']['value'].replace('$(WORKER_INDEX)', '1')
@@ -161,8 +200,8 @@ def test_jobs_find_each_other():
         'cluster': {'worker': [f'{name}-learner-0-{i}.{domain}:2222' for i in range(2)]},
         'task': {'type': 'worker', 'index': 1},
     }
-    assert list(environment) == ['WORKER_INDEX', 'TF_CONFIG'], 'a variable that another one uses comes first'
-    one, _ = manifests(num_workers=1)
+    assert list(environment)[:2] == ['WORKER_INDEX', 'TF_CONFIG'], 'a variable that another one uses comes first'
+    one, _ = manifests(SMALL, num_workers=1)
     assert 'env' not in container(one, 'train')
 
 
@@ -179,12 +218,13 @@ def test_shards_and_relays_are_pods_with_addresses():
         assert where in container(made, kind)['args']
     own = f'--replay_address={run}-replay-0-$(INDEX).{run}:8008'
     assert {own, '--num_shards=3', '--noserve_coordinator'} <= {*container(made, 'replay_server')['args']}
-    assert container(made, 'replay_server')['args'][-1] == '--shard=$(INDEX)'
+    assert '--shard=$(INDEX)' in container(made, 'replay_server')['args']
     index = container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath']
     assert index.endswith("job-completion-index']")
     own = f'--relay_address={run}-relay-0-$(INDEX).{run}:8010'
     assert container(made, 'relay')['args'] == [
-        *(where, '--run_dir=/runs/a', own, '--name=relay_$(INDEX)', '--index=$(INDEX)')
+        *(where, '--run_dir=/runs/a', own, '--coordinator_token=env:TFLEARN_COORDINATOR_TOKEN'),
+        *('--name=relay_$(INDEX)', '--index=$(INDEX)'),
     ]
     assert container(made, 'coordinator')['command'] == ['tflearn-coordinator']
     assert by_kind(made, 'Deployment', '-metrics')['spec']['replicas'] == 1, 'numbers are counted once'
@@ -228,14 +268,15 @@ def test_pods_have_time_to_stop_volumes_and_no_rights():
         for each in pod['containers']:
             assert [mount['name'] for mount in each['volumeMounts']] == [volume['name'] for volume in pod['volumes']]
             assert each['resources']['requests'].keys() >= {'cpu', 'memory'}, 'the first to be evicted'
-            assert [mount['mountPath'] for mount in each['volumeMounts']] == ['/runs/My_Run'], 'none inside another'
+            (mount,) = each['volumeMounts']
+            assert (mount['mountPath'], mount['subPath']) == ('/runs/My_Run', 'teams/rl')
     serve = container(made, 'serve')
     assert '--metrics_port=9100' in serve['args'] and serve['livenessProbe']['httpGet']['port'] == 'metrics'
 
 
 def test_what_ends_a_run_keeps_its_directory():
     """The claim is in a list of its own; or it is one that is there."""
-    own = places.read_options(KubernetesOptions, ['part=claims', 'storage_class=fast', 'namespace=agents'])
+    own = places.read_options(KubernetesOptions, ['part=claims', 'storage_class=fast', 'sub_path=teams/rl'])
     (claim,), _ = manifests(own)
     assert (claim['kind'], claim['spec']['storageClassName']) == ('PersistentVolumeClaim', 'fast')
     made, _ = manifests()
@@ -351,7 +392,10 @@ def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
         (['tpu_topology=8'], 'need a layout such as 2x4'),
         (['storage_gb=big'], 'need a number, such as storage_gb=50'),
         ([], 'got no image; need --backend_option=image='),
-        (['part=all', IMAGE], "got KubernetesOptions.part='all'; need one of run, claims"),
+        (['part=all', IMAGE], "got KubernetesOptions.part='all'; need one of run, claims, serve"),
+        (['part=serve'], 'got no image'),
+        (['part=serve', 'serve_replicas=0', IMAGE], 'need one server at least'),
+        (['pod_monitor=prometheus', IMAGE], 'need the label KEY=VALUE'),
         (['part=claims', 'claim=mine'], 'which is there; need one of them'),
     ],
 )
@@ -398,7 +442,7 @@ CASES = {
     'claims': lambda: manifests(places.read_options(KubernetesOptions, ['part=claims']))[0],
     'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],
 }
-CUSTOM = ('JobSet', 'LocalQueue')
+CUSTOM = ('JobSet', 'LocalQueue', 'PodMonitor')
 
 
 @pytest.mark.parametrize('case', CASES)

@@ -5,6 +5,7 @@ tolerations, ...) is in a file of one's own, which is merged into the pods.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 import re
@@ -41,6 +42,7 @@ _TPU_TOPOLOGY = 'cloud.google.com/gke-tpu-topology'
 _MAX_CONFIG_BYTES = 1_000_000
 _PATCHED = ('metadata', 'pod', 'container')
 _ALL_KINDS = '*'
+_TOKEN_VARIABLE = 'TFLEARN_COORDINATOR_TOKEN'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +56,14 @@ class PodOptions:
       accelerator_label: the node label that an accelerator's kind is compared with; '' is GKE's.
       tpu_topology: the layout of the TPU chips, such as 2x4; accelerators are TPU chips then, else
         GPUs.
+      token_secret: a Secret, whose key `token` holds the coordinator's token; '': it asks for none.
     """
 
     image: str = ''
     patch: str = ''
     accelerator_label: str = ''
     tpu_topology: str = ''
+    token_secret: str = ''
 
     def __post_init__(self) -> None:
         if self.tpu_topology and not re.fullmatch(r'\d+x\d+(x\d+)?', self.tpu_topology):
@@ -73,11 +77,13 @@ class VolumeOptions:
     Attributes:
       claim: the name of a PersistentVolumeClaim that is there; '': the run's own, which part=claims
         renders.
+      sub_path: the folder of the claim that is the run directory; '': all of the claim.
       storage_class: of the run's own claim; '' is the cluster's default.
       storage_gb: the size of the run's own claim [GB].
     """
 
     claim: str = ''
+    sub_path: str = ''
     storage_class: str = ''
     storage_gb: int = 50
 
@@ -90,31 +96,44 @@ class KubernetesOptions:
       queue: Kueue's LocalQueue that the run waits in; '': none.
       cluster_queue: the ClusterQueue that `queue` is made for; '': it is there already.
       part: 'run': what `kubectl delete` may delete at the run's end; 'claims': the claim of its
-        directory.
+        directory; 'serve': the servers of its policies alone, which outlive it.
       namespace: where everything is.
       max_collectors: up to how many collectors the autoscaler starts; 0: their number stays, and
         they end with the run.
       metric: the external metric that the autoscaler reads: the share of time that the learner
         waits for data.
       serve_replicas: servers of the policies; 0: none.
+      deadline_secs: the learner is stopped so long after it was started, and the run has failed
+        [s]; 0: never.
+      pod_monitor: 'KEY=VALUE', the label by which Prometheus' operator selects a PodMonitor; '':
+        there is none.
     """
 
     pods: PodOptions = PodOptions()
     volume: VolumeOptions = VolumeOptions()
     queue: str = ''
     cluster_queue: str = ''
-    part: Literal['run', 'claims'] = 'run'
+    part: Literal['run', 'claims', 'serve'] = 'run'
     namespace: str = 'default'
     max_collectors: NonNegativeInt = 0
     metric: str = 'tflearn_train_data_wait_share'
     serve_replicas: NonNegativeInt = 1
+    deadline_secs: NonNegativeInt = 0
+    pod_monitor: str = ''
 
     def __post_init__(self) -> None:
         if self.cluster_queue and not self.queue:
             raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
         if self.part == 'claims' and self.volume.claim:
             raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
-        if self.part == 'run' and not self.pods.image:
+        if self.part == 'serve' and not self.serve_replicas:
+            raise UserValueError('got part=serve and serve_replicas=0; need one server at least')
+        if self.pod_monitor and not re.fullmatch(r'[\w./-]+=[\w.-]+', self.pod_monitor):
+            raise UserValueError(
+                f'got pod_monitor={self.pod_monitor}; need the label KEY=VALUE by which Prometheus selects '
+                'PodMonitors, such as release=prometheus'
+            )
+        if self.part != 'claims' and not self.pods.image:
             raise UserValueError(
                 'got no image; need --backend_option=image=REGISTRY/NAME:TAG; docs/clusters.md says how to build one'
             )
@@ -163,14 +182,19 @@ class _Run:
         self._topology, self._run_dir, self._options = topology, run_dir, options
         self._template = yaml.safe_load(_TEMPLATE.read_text(encoding='utf-8'))
         self._patch = _read_patch(options.pods.patch, self._template['requests'])
-        self.name = places.label(f'tflearn-{run_dir.root.name}')
+        # Runs in folders of the same name, or in folders of other volumes, are different runs.
+        where = '\n'.join([str(run_dir.root), options.volume.claim, options.volume.sub_path])
+        digest = hashlib.sha256(where.encode()).hexdigest()[:6]
+        self.name = f'{places.label(f"tflearn-{run_dir.root.name}", 33)}-{digest}'
         self._of_all = {
             'run': self.name,
             'claim': options.volume.claim or f'{self.name}-run',
+            'sub_path': options.volume.sub_path or None,
             'image': options.pods.image,
             'root_dir': str(run_dir.root),
             'grace_secs': round(topology.stop_timeout_secs) + _STOP_MARGIN_SECS,
-            'max_restarts': MAX_RESTARTS,
+            # All jobs are started again with each worker of the learner, which may fail as often as another job.
+            'max_restarts': MAX_RESTARTS * topology.group('train')[0].workers,
             'kept_secs': _KEPT_SECS,
             'user_error': self._template['user_error'],
             'gin_items': [{'key': _key(path), 'path': path} for path in topology.gin_files],
@@ -184,18 +208,35 @@ class _Run:
     def objects(self) -> list[Manifest]:
         """Returns all other objects."""
         options = self._options
+        if options.part == 'serve':
+            return self._servers()
         made = self._gin_files()
         if options.cluster_queue:
             made += self._made('queue', queue=options.queue, cluster_queue=options.cluster_queue)
         made += [*self._gang(), *self._scaled_collectors()]
         made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
-        if options.serve_replicas:
-            words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
-            pod = self._program_pod(
-                'serve', [*words, '--metrics_port=9100', '--lame_duck_secs=10'], Resources(), ('serve', 'scraped')
-            )
-            made += self._made('serve', labels=self.labels('serve'), replicas=options.serve_replicas, pod=pod)
-        return [*made, *self._network(), *self._disruption()]
+        made += [*self._monitor('metrics'), *self._network()]
+        # Kubernetes takes only a number that has to be there for the pods of a Job.
+        made += self._disruption('replay_server', least=len(self._topology.group('replay_server')))
+        made += self._disruption('collect', most='25%') if options.max_collectors else []
+        return made + (self._servers() if options.serve_replicas else [])
+
+    def _servers(self) -> list[Manifest]:
+        """Returns the servers of the exported policies."""
+        words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
+        words += ['--metrics_port=9100', '--lame_duck_secs=10']
+        pod = self._program_pod('serve', words, Resources(), ('serve', 'scraped'))
+        made = self._made('serve', labels=self.labels('serve'), replicas=self._options.serve_replicas, pod=pod)
+        return [*made, *self._monitor('serve'), *self._disruption('serve', most=1)]
+
+    def _monitor(self, kind: str) -> list[Manifest]:
+        """Returns what Prometheus' operator finds the pods of a kind by, if it is there."""
+        if not self._options.pod_monitor:
+            return []
+        key, _, value = self._options.pod_monitor.partition('=')
+        return self._made(
+            'monitor', kind=kind, labels=self.labels(kind), monitor_labels={**self.labels('run'), key: value}
+        )
 
     def labels(self, kind: str) -> Manifest:
         """Returns the labels of the pods of a kind."""
@@ -251,6 +292,8 @@ class _Run:
             name=self._template['names'][kind],
             count=jobs[0].workers if train_as_one else len(jobs),
             exclusive=on_tpu if self._options.pods.tpu_topology and kind == 'train' else None,
+            # The learner's alone: it has saved when the others, which have none, end with it.
+            deadline_secs=self._options.deadline_secs or None if kind == 'train' else None,
             as_one=0 if train_as_one else None,
             by_itself=None if train_as_one else MAX_RESTARTS,
             # The run goes on without a collector, but not without the others.
@@ -289,17 +332,8 @@ class _Run:
     def _selector(self, kinds: Sequence[str]) -> Manifest:
         return self._made('selector', kinds=list(dict.fromkeys(kinds)))
 
-    def _disruption(self) -> list[Manifest]:
-        options = self._options
-        # Kubernetes takes only a number that has to be there for the pods of a Job.
-        bounds: dict[str, Any] = {'replay_server': {'least': len(self._topology.group('replay_server')), 'most': None}}
-        bounds |= {'collect': {'least': None, 'most': '25%'}} if options.max_collectors else {}
-        bounds |= {'serve': {'least': None, 'most': 1}} if options.serve_replicas else {}
-        return [
-            manifest
-            for kind, bound in bounds.items()
-            for manifest in self._made('disruption', kind=places.label(kind), labels=self.labels(kind), **bound)
-        ]
+    def _disruption(self, kind: str, least: int | None = None, most: int | str | None = None) -> list[Manifest]:
+        return self._made('disruption', kind=places.label(kind), labels=self.labels(kind), least=least, most=most)
 
     def _pod(self, job: Job, restart: str = 'Always') -> Manifest:
         """Returns the template of the pods of a job.
@@ -317,6 +351,9 @@ class _Run:
         parts = [part for part in ('train',) if job.kind == part]
         parts += ['server'] if job.kind in WITH_ADDRESS else []
         parts += ['workers'] if job.workers > 1 else []
+        if self._options.pods.token_secret:
+            words.append(f'--coordinator_token=env:{_TOKEN_VARIABLE}')
+            parts.append('token')
         parts += ['reports'] if round(topology.silent_timeout_secs) and job.workers == 1 else []  # else only the chief
         hosts = [f'"{self._pod_name("train", str(i))}.{self.name}:2222"' for i in range(job.workers)]
         ports = {name: port['number'] for name, port in self._ports(job.kind).items()}
@@ -330,6 +367,8 @@ class _Run:
             restart=restart,
             environment=name.get('env'),
             start_periods=max(_START_SECS, round(topology.connect_timeout_secs)) // 5,
+            token_variable=_TOKEN_VARIABLE,
+            token_secret=self._options.pods.token_secret,
             set_name=name.get('status', f'name={job.name}'),
             silent_secs=round(topology.silent_timeout_secs),
             status=str(self._run_dir.status('').parent),

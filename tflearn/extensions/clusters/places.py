@@ -60,9 +60,9 @@ def _made(kind: type[Options], values: dict[str, Any]) -> Options:
     return kind(**parts, **{name: value for name, value in values.items() if name in own})
 
 
-def label(text: str) -> str:
+def label(text: str, most: int = 40) -> str:
     """Returns a DNS label, of which the names of Kubernetes and Google Cloud consist."""
-    return re.sub(r'[^a-z0-9-]+', '-', text.lower())[:40].strip('-')
+    return re.sub(r'[^a-z0-9-]+', '-', text.lower())[:most].strip('-')
 
 
 _ANSWER_SECS = 60.0
