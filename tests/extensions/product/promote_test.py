@@ -287,6 +287,8 @@ def test_bad_outcomes_hide_no_loss(publish, tmp_path):
         (['--candidate=1', '--ungated', '--data=x'], 'got --data=x with --ungated=True; need held-out episodes'),
         (['--candidate=1', '--ungated', '--share=0.1'], 'got --to=stable with --share=0.1; need a share for a canary'),
         (['--candidate=7', '--ungated'], r"got the version '7'; need a path with a /, or a train step in .*: none"),
+        (['--candidate=1', '--apprentice=x', '--ungated'], 'got --apprentice with --data, --ungated or --to; need it'),
+        (['--apprentice=x'], 'got --apprentice=x without complete files with a decision of greedy_policy as an'),
         (['--candidate=1', '--data=x', '--margin=-1'], 'got a wrong flag: .*margin'),
         (
             ['--candidate=1', '--data=x', '--to=canary', '--share=nan'],

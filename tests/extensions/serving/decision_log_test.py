@@ -29,12 +29,13 @@ from tflearn.core.errors import UserOSError
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import is_listening, wait_until
+from tflearn.extensions.serving import apprentice
 from tflearn.extensions.serving.client import PolicyClient
 from tflearn.extensions.serving.decision_files import DecisionFiles, DecisionLogOptions
 from tflearn.extensions.serving.decision_log import DecisionLog
 from tflearn.extensions.serving.exploration import Chooser, Exploration
 from tflearn.extensions.serving.models import Models
-from tflearn.extensions.serving.served_version import ServedVersion
+from tflearn.extensions.serving.served_version import InvalidRequest, ServedVersion
 from tflearn.extensions.serving.server import PolicyServer
 from tflearn.launch.local import free_port
 from tflearn.net.server_options import ServerOptions
@@ -186,6 +187,10 @@ def test_only_legal_actions_are_drawn():
     outputs = chooser({'observation_a_mask': np.zeros_like(mask)}, greedy, np.random.default_rng(1))
     assert set(outputs['action'].tolist()) == {5, 6, 7, 8}, 'nothing is legal'
     np.testing.assert_allclose(outputs['probability'], 0.25)
+    own = {'default-action': ','.join(['5'] * 299 + [' 7'])}
+    assert apprentice.default_actions(chooser, own, inputs)[-2:].tolist() == [5, 7]
+    with pytest.raises(InvalidRequest, match='got default-action: 6, which observation_a_mask rules out; need a legal'):
+        apprentice.default_actions(chooser, {'default-action': '6'}, {'observation_a_mask': mask[:1]})
 
 
 def test_the_legal_actions_are_logged(tmp_path):

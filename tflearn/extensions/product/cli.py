@@ -18,6 +18,7 @@ def _promote(switches: flags.FlagValues) -> int:
     tflearn promote --root_dir=DIR --candidate=VERSION --data=HELD_OUT --margin=0.01   stable, if it passes the gate
     tflearn promote --root_dir=DIR --candidate=VERSION --to=canary --share=0.1 ...     answers a share of the requests
     tflearn promote --root_dir=DIR --candidate=VERSION --to=shadow                     its answers are only logged
+    tflearn promote --root_dir=DIR --candidate=VERSION --apprentice=LOG                stable, if it matches the product
     tflearn promote --root_dir=DIR --rollback                                          back to the one before
     tflearn promote --root_dir=DIR                                                     prints states and changes
 
@@ -30,11 +31,39 @@ def _promote(switches: flags.FlagValues) -> int:
     if switches.rollback:
         print(states.rollback(directory, switches.why or 'by hand').text())
         return 0
+    if switches.apprentice:
+        return _promote_apprentice(switches, directory)
     if not switches.candidate:
         found = states.read(directory)
         print(found.text() if found else f'no version of {directory} has a state; the newest one answers')
         return 0
     return _promote_candidate(switches, directory)
+
+
+def _promote_apprentice(switches: flags.FlagValues, directory: pathlib.Path) -> int:
+    """Reports how often versions would have decided as the product; a candidate that does so often enough acts."""
+    if switches.data or switches.ungated or switches.to != states.STABLE:
+        raise UserValueError(
+            'got --apprentice with --data, --ungated or --to; need it alone: the agreement takes the place of the gate'
+        )
+    from tflearn.extensions.product import agreement
+
+    found = agreement.read(switches.apprentice, switches.policy, switches.decisions)
+    number = switches.candidate
+    if number and number not in map(str, found):
+        raise UserValueError(f'got --candidate={number}; need a version that was asked: {", ".join(map(str, found))}')
+    needed = f'need {switches.agreement:.1%} of the last {switches.decisions:,}'
+    for version, each in found.items():
+        verdict = 'ready' if each.is_ready(switches.agreement) else 'not ready'
+        print(f'version {version}: {each.text()}; {needed}: {verdict}')
+    if not number:
+        return 0
+    candidate = found[int(number)]
+    if not candidate.is_ready(switches.agreement):
+        return 1
+    why = f'{switches.why}: {candidate.text()}' if switches.why else candidate.text()
+    print(states.promote(directory, int(number), 'stable', why).text())
+    return 0
 
 
 def _promote_candidate(switches: flags.FlagValues, directory: pathlib.Path) -> int:

@@ -24,6 +24,7 @@ from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpis
 
 _REFUTED = 0.05  # the level at which logged probabilities are refuted
 _LAST_SHARE = 0.25
+_CERTAIN = 1e-6  # of the logarithm of a probability that is 1
 _LARGEST_LOG = 700.0  # of a weight
 _NEIGHBOURS = 10  # of the bets, about, that grow nearly as fast as the best one
 
@@ -240,7 +241,7 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
         needed=needed,
         exploration=exploration,
         reasons=reasons,
-        warnings=_warnings(scaled),
+        warnings=_warnings(log, scaled),
         costs={limit.name: _cost(log, *limited[limit.name], limit, threshold) for limit in options.limits},
     )
 
@@ -331,9 +332,19 @@ def _not_decided(scaled: ScaledLog, needed: int | None, exploration: float | Non
     return text if exploration is None else f'{text}, half as many with {exploration:.0%} more random ones'
 
 
-def _warnings(scaled: ScaledLog) -> tuple[str, ...]:
+def _warnings(log: LoggedEpisodes, scaled: ScaledLog) -> tuple[str, ...]:
     unknown = int(np.count_nonzero(np.isnan(scaled.rewards)))
+    untried = 0
+    if log.log_behaviour is not None:
+        # Without any draw the weight is the candidate's probability of what was done, and the rest was never tried.
+        is_certain = log.is_step & (log.log_behaviour > -_CERTAIN)
+        untried = int(np.count_nonzero(is_certain & (log.candidate < -_CERTAIN)))
     found = (
+        (
+            untried,
+            'actions were logged with probability 1, where the candidate may take others: the log lacks support, and '
+            'what was never tried counts as the worst for it',
+        ),
         (unknown, 'rewards are unknown: they count as the worst for the candidate and the best for the incumbent'),
         (scaled.outside, 'rewards are outside of the range: the verdict is of the clipped reward'),
     )

@@ -35,6 +35,12 @@ def check() -> None:
             raise UserValueError(f'got --{flag}={name}; need a file')
     if bool(values.tls_certificate) != bool(values.tls_key) or (values.tls_client_ca and not values.tls_key):
         raise UserValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
+    if values.apprentice and (values.versions or not values.decision_log):
+        got = f'--versions={",".join(values.versions)}' if values.versions else 'no --decision_log'
+        raise UserValueError(
+            f'got --apprentice with {got}; need a --decision_log, from which it learns, and no --versions: it acts by '
+            'itself once tflearn promote has made a version stable'
+        )
     if 0 < values.lame_duck_secs > values.stop_timeout_secs - _GRACE_SECS:
         raise UserValueError(
             f'got --lame_duck_secs={values.lame_duck_secs:g} and --stop_timeout_secs={values.stop_timeout_secs:g}, '
@@ -70,6 +76,7 @@ def _arguments() -> dict[str, Any]:
         num_threads=_num_threads(),
         max_concurrent_requests=values.max_concurrent_requests,
         exploration=serve.Exploration(values.epsilon, values.temperature),
+        apprentice=values.apprentice,
         lame_duck_secs=values.lame_duck_secs,
     )
     trials = serve.TrialOptions(

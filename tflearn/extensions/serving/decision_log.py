@@ -32,6 +32,7 @@ import numpy as np
 from tflearn.core import background, side_tasks
 from tflearn.core.errors import UserOSError
 from tflearn.extensions.serving import decision_files
+from tflearn.extensions.serving.apprentice import POLICY_ACTION
 from tflearn.extensions.serving.decision_files import (
     CLOCK_SECS,
     KINDS,
@@ -296,7 +297,7 @@ def _packed(entries: list[_Waiting]) -> Decisions:
     outputs = {
         name: np.concatenate([each.outputs[name] for each in entries])
         for name in first.outputs
-        if name == PROBABILITY or name.startswith('action')
+        if name in (PROBABILITY, POLICY_ACTION) or name.startswith('action')
     }
     probabilities = outputs.pop(PROBABILITY).tolist() if PROBABILITY in outputs else None
     mask: Packed = _pack({'mask': inputs[first.mask] != 0}) if first.mask in inputs else {}

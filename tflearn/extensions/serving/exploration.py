@@ -41,6 +41,7 @@ class Chooser:
 
     Attributes:
       signature: the name of the signature that it computes; it takes the inputs of `signatures.DEFAULT` and others.
+      actions: those of one Discrete action; none of any other.
       mask: the input that says which actions are legal, '' for none.
       explores: whether it serves other actions than the policy's own.
     """
@@ -58,10 +59,10 @@ class Chooser:
         action = (metadata.get('specs') or {}).get(_ACTION)
         is_integer = isinstance(action, dict) and str(action.get('dtype')).startswith(('int', 'uint'))
         low, high = (action.get('minimum'), action.get('maximum')) if action and is_integer else (None, None)
-        self._start, self._size = 0, 0  # of the choices of one Discrete action
+        self.actions = range(0)
         if isinstance(low, int) and isinstance(high, int):
-            self._start, self._size = low, high - low + 1
-        found = outputs.get('distribution', ()) if self._size else ()
+            self.actions = range(low, high + 1)
+        found = outputs.get('distribution', ()) if self.actions else ()
         self._draws, self._is_known = _LOGITS in found, _LOGITS in found or _LOC in found
         self.signature = 'distribution' if self._draws else signatures.DEFAULT
         self.mask = f'observation_{metadata["action_mask"].replace(".", "_")}' if metadata.get('action_mask') else ''
@@ -80,13 +81,9 @@ class Chooser:
         if not self._draws and not epsilon:
             return {**outputs, PROBABILITY: np.ones(len(outputs[_ACTION]))}
         first = next(iter(outputs.values()))
-        if self.mask in inputs:
-            legal = inputs[self.mask] != 0
-            legal = legal | ~legal.any(axis=-1, keepdims=True)  # where nothing is legal, anything may be served
-        else:
-            legal = np.broadcast_to(True, (len(first), self._size))
+        legal = self.legal(inputs, len(first))
         drawn, probabilities = self._draw(outputs[_LOGITS], random) if self._draws else (None, None)
-        own = outputs[_ACTION] - self._start if drawn is None else drawn
+        own = outputs[_ACTION] - self.actions[0] if drawn is None else drawn
         rows, count = np.arange(len(first)), legal.sum(axis=-1)
         explored = np.flatnonzero(random.random(len(first)) < epsilon)
         rank = (random.random(len(explored)) * count[explored]).astype(np.int64)
@@ -96,7 +93,14 @@ class Chooser:
         probability = (1 - epsilon) * by_policy + epsilon * legal[rows, chosen] / count
         dtype = outputs[_ACTION].dtype if _ACTION in outputs else np.int64
         rest = {name: value for name, value in outputs.items() if name.startswith('policy_state')}
-        return {**rest, _ACTION: (chosen + self._start).astype(dtype), PROBABILITY: probability}
+        return {**rest, _ACTION: (chosen + self.actions[0]).astype(dtype), PROBABILITY: probability}
+
+    def legal(self, inputs: Arrays, rows: int) -> np.ndarray:
+        """Returns which of the actions may be served, [B, K]."""
+        if self.mask not in inputs:
+            return np.broadcast_to(True, (rows, len(self.actions)))
+        legal = inputs[self.mask] != 0
+        return legal | ~legal.any(axis=-1, keepdims=True)  # where nothing is legal, anything may be served
 
     def _draw(self, logits: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws by logits [B, K]; returns the actions [B] and all their probabilities [B, K]."""
@@ -105,4 +109,4 @@ class Chooser:
         probabilities /= probabilities.sum(axis=-1, keepdims=True)
         sums = probabilities.cumsum(axis=-1)
         drawn = (random.random(len(sums))[:, np.newaxis] * sums[:, -1:] >= sums).sum(axis=-1)
-        return np.minimum(drawn, self._size - 1), probabilities
+        return np.minimum(drawn, len(self.actions) - 1), probabilities

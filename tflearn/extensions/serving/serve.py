@@ -62,6 +62,7 @@ class ServeOptions:
       num_threads: TensorFlow calls at the same time, each with one request or more.
       max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
       exploration: what is served besides the policies' own actions.
+      apprentice: whether decisions are answered by the product's own choice until a version is promoted.
       lame_duck_secs: how long requests are still answered when the server is stopped, while its health says no more.
     """
 
@@ -74,6 +75,7 @@ class ServeOptions:
     num_threads: PositiveInt = 1
     max_concurrent_requests: PositiveInt = 1024
     exploration: Exploration = Exploration()
+    apprentice: bool = False
     lame_duck_secs: NonNegativeFloat = 0.0
 
 
@@ -113,6 +115,7 @@ def serve(
         max_rows=options.max_rows,
         exploration=options.exploration,
         hidden=(*decision_log.omitted, *decision_log.hashed) if decision_log else (),
+        apprentice=options.apprentice,
     )
     models = Models(run.dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)
@@ -122,7 +125,7 @@ def serve(
         run.dir.make()
     log = DecisionLog(decision_log, run.dir.decisions, metrics.record_logged) if decision_log else None
     watched = Trials(trials or TrialOptions(), _shadow_log(decision_log, run.dir, metrics), metrics.record_logged)
-    server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched)
+    server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched, options.apprentice)
     status = run.status('serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
@@ -190,7 +193,10 @@ def _follow(
             with side_tasks.guarded(f'look for {run_dir.policies}'):
                 more = '' if run_dir.policies.exists() else ', which does not exist yet'
                 logging.info('waiting for %s%s', what, more)
-        served = {f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready}
+        served: dict[str, float | None] = {
+            f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready
+        }
+        served |= server.agreement()
         status.update('waiting for a policy' if missing else 'running', port=server.port, **served)
         run.stop.wait(min(options.poll_secs, _STATES_SECS) if models.have_states else options.poll_secs)
 

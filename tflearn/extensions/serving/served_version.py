@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeInt, PositiveInt, checked_dataclass
-from tflearn.extensions.serving.exploration import Chooser, Exploration
+from tflearn.extensions.serving.exploration import CannotExplore, Chooser, Exploration
 from tflearn.policies import loader, signatures, versions
 from tflearn.policies.loaded_model import ModelFunction
 
@@ -258,6 +258,7 @@ class ServedVersion:
         max_rows: int = 1024,
         exploration: Exploration | None = None,
         hidden: Collection[str] = (),
+        apprentice: bool = False,
     ):
         """Loads the version and runs each signature once.
 
@@ -265,6 +266,7 @@ class ServedVersion:
           path: `<directory>/<train step>`.
           exploration: what is served besides the policy's own actions.
           hidden: the inputs that the decision log leaves out or hashes.
+          apprentice: whether the product's own actions may be answered in place of the policy's.
 
         Raises:
           FileNotFoundError: if the version does not exist (any more).
@@ -289,6 +291,8 @@ class ServedVersion:
             )
         outputs = {name: signature.outputs for name, signature in self.signatures.items()}
         self.chooser = Chooser(metadata, outputs, exploration or Exploration())
+        if apprentice and not self.chooser.actions:
+            raise CannotExplore(f'got --apprentice for {path.parent.name}; need a policy of one Discrete action')
         computed = self.signatures.get(self.chooser.signature)
         self.decisions = Decisions(computed, self.chooser) if computed else None
         for signature in self.signatures.values():

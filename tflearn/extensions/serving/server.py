@@ -18,7 +18,8 @@ from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from tflearn.core import side_tasks
-from tflearn.extensions.serving import decision_files, decision_log, tensor_protos
+from tflearn.extensions.serving import apprentice, decision_files, decision_log, tensor_protos
+from tflearn.extensions.serving.apprentice import POLICY_ACTION, Agreement
 from tflearn.extensions.serving.clients import Clients, caller_metadata, check_policy, everybody
 from tflearn.extensions.serving.decision_log import MAX_ID, DecisionLog
 from tflearn.extensions.serving.exploration import PROBABILITY
@@ -69,6 +70,10 @@ class ServingMetrics:
         answers = 'Train step of the version that answers'
         self._version = gauge('tflearn_served_version', answers, ['model'])
         self._reloads = counter('tflearn_reloads', 'Times that a change of versions was taken over')
+        beside = 'Decisions by the product itself: same or other as the policy would have decided'
+        self._agreement = counter('tflearn_apprentice_decisions', beside, ['model', 'result'])
+        recent = 'Share of the last 1,000 of the version that were the same'
+        self._recent_agreement = gauge('tflearn_apprentice_agreement', recent, ['model'])
         failed = 'Failures of side tasks: polls, logs, trials'
         gauge('tflearn_side_task_failures', failed).set_function(side_tasks.failures.total)
 
@@ -88,6 +93,15 @@ class ServingMetrics:
     def record_logged(self, kind: str, result: str, number: int) -> None:
         """Counts decisions, outcomes or answers of shadows: logged, dropped, not chosen, failed."""
         self._logged[kind].labels(result).inc(number)
+
+    def show_agreement(self, model: str, agreement: Agreement) -> None:
+        """Shows the share of the recent decisions in which a version would have decided as the product."""
+        self._recent_agreement.labels(model).set_function(lambda: agreement.recent)
+
+    def record_agreement(self, model: str, is_same: np.ndarray) -> None:
+        """Counts decisions by the product itself, [B]: whether the policy would have decided the same."""
+        self._agreement.labels(model, 'same').inc(int(is_same.sum()))
+        self._agreement.labels(model, 'other').inc(int((~is_same).sum()))
 
     def record_reload(self) -> None:
         """Counts a change of versions, and updates the gauges to the versions that are served now."""
@@ -114,6 +128,7 @@ class PolicyServer:
         num_threads: int = 1,
         max_concurrent_requests: int = 1024,
         trials: Trials | None = None,
+        apprentice: bool = False,
     ):
         """Starts to listen.
 
@@ -125,6 +140,8 @@ class PolicyServer:
           num_threads: TensorFlow calls at the same time, each with one request or more.
           max_concurrent_requests: requests accepted at the same time, waiting ones included.
           trials: watches the versions that were promoted; None makes its own.
+          apprentice: whether decisions are answered by the product's own choice as long as no version of the policy
+            was promoted. It needs a log.
 
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
@@ -132,6 +149,7 @@ class PolicyServer:
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
         self._log, self._trials = log, trials or Trials(TrialOptions())
+        self._is_apprentice, self._agreements = apprentice, dict[str, Agreement]()
         self._server = grpc_server.GrpcServer(
             {
                 f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
@@ -224,12 +242,42 @@ class PolicyServer:
         arrays = read(signature)
         for name, array in arrays.items() if decides else ():
             _check_finite(name, array, signature.inputs[name].dtype)
-        outputs = await self._requests.run(model.decisions if decides and model.decisions else signature, arrays)
+        own = self._default_actions(spec.name, model, arrays) if decides else None
+        # The product's own choice takes the place of exploration.
+        drawn = model.decisions if decides and own is None else None
+        outputs = await self._requests.run(drawn or signature, arrays)
         if signature.batched:
             self._metrics.record_rows(spec.name, len(next(iter(arrays.values()))))
+        if own is not None:
+            outputs = apprentice.answered(own, outputs)
+            self._record_agreement(spec.name, model.version, outputs)
+            arm = arm or apprentice.ARM
         if decides:
             outputs = self._decided(spec.name, model, arrays, outputs, names, event_id, arm)
         return model, signature, {name: outputs[name] for name in dict.fromkeys(names or outputs) if name in outputs}
+
+    def _default_actions(self, name: str, model: ServedVersion, arrays: Arrays) -> np.ndarray | None:
+        """Returns the product's own choices, [B]; None where the policy acts by itself."""
+        if not self._is_apprentice or self._models.get(name).states:
+            return None
+        return apprentice.default_actions(model.chooser, caller_metadata.get(), arrays)
+
+    def _record_agreement(self, name: str, version: int, outputs: Arrays) -> None:
+        found = self._agreements.get(name)
+        if version != self._models.get(name).get().version:  # it was asked for by name
+            return
+        if found is None or found.version != version:
+            found = self._agreements[name] = Agreement(version)
+            self._metrics.show_agreement(name, found)
+        self._metrics.record_agreement(name, found.add(outputs))
+
+    def agreement(self) -> dict[str, float | None]:
+        """Returns how often apprentices decided as the product, for the status; None of policies that act."""
+        found: dict[str, float | None] = {}
+        for name, agreement in self._agreements.copy().items():
+            acts = self._models.get(name).states is not None
+            found |= {key: None if acts else value for key, value in agreement.metrics(name).items()}
+        return found
 
     def _arrays(self, signature: Signature, tensors: Mapping[str, Any]) -> Arrays:
         """Returns the checked inputs, by name."""
@@ -281,7 +329,7 @@ class PolicyServer:
             event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, event_id, arm)
             self._trials.decided(holder, model.version, event_id, len(next(iter(outputs.values()))), key)
             self._trials.shadow(holder, arrays, event_id, self._requests)
-        answered = {key: value for key, value in outputs.items() if key != PROBABILITY}
+        answered = {key: value for key, value in outputs.items() if key not in (PROBABILITY, POLICY_ACTION)}
         if EVENT_ID in names and self._log:
             ids = decision_files.ids(event_id, len(next(iter(outputs.values()))))
             answered[EVENT_ID] = np.array([each.encode() for each in ids], np.bytes_)
