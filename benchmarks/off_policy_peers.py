@@ -7,14 +7,17 @@
 
 On the small data set of the Open Bandit Pipeline (its four logs of 10,000 decisions of two policies in two campaigns)
 each side gets the same policy and the same Q values. Vowpal Wabbit evaluates a deterministic policy (--cb --eval
---cb_type ips) on the same logs, and on each FILE of its own format (`action:cost:probability | features`). It prints
-both sides' estimates and ends with 1 if two differ by more than 1e-6 (Vowpal Wabbit's float32), or 1e-9 (the others).
+--cb_type ips) on the same logs, and on each FILE of its own format (`action:cost:probability | features`), and always
+the first item on DSJSON of which most decisions were dropped (pdrop). It prints both sides' estimates, and ends with 1
+if two differ by more than 1e-6 (Vowpal Wabbit's float32), or 1e-9 (the others).
 """
 
 import argparse
+import json
 import logging
 import pathlib
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -93,6 +96,38 @@ def _vowpal_wabbit(name: str, lines: list[str], num_actions: int) -> _Row:
     return f'{name}: importance sampling, Vowpal Wabbit', float(ours), float(theirs), 1e-6
 
 
+def _subsampled() -> _Row:
+    """Returns the mean cost of always the first item, in DSJSON without nine of ten decisions that have no cost."""
+    import vowpalwabbit
+
+    random = np.random.default_rng(0)
+    lines, costs, ratios, weights = [], [], [], []
+    for _ in range(10_000):
+        num = int(random.integers(2, 4))
+        index, dropped = int(random.integers(num)), 0.9
+        if random.random() < (0.5 if index == 0 else 0.2):
+            dropped = 0.0
+        elif random.random() < dropped:
+            continue
+        cost = -float(dropped == 0)
+        event = {'_label_cost': cost, '_label_probability': 1 / num, '_label_Action': index + 1, '_labelIndex': index}
+        event |= {'pdrop': dropped, 'a': list(range(1, num + 1)), 'p': [1 / num] * num}
+        event |= {'c': {'_multi': [{'item': str(i)} for i in range(num)]}}
+        lines.append(json.dumps(event))
+        costs.append(cost)
+        ratios.append(num * float(index == 0))
+        weights.append(1 / (1 - dropped))
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
+        print(*lines, sep='\n', file=file, flush=True)
+        # Without a model it takes the first item.
+        workspace = vowpalwabbit.Workspace(f'--cb_adf --cb_type ips -t --dsjson -d {file.name} --quiet')
+        theirs = workspace.get_sum_loss() / workspace.get_weighted_examples()
+        workspace.finish()
+    estimate = estimators.importance_sampling(_episodes(np.array(costs), np.array(ratios)))
+    ours = estimate(np.array([weights]))[0]
+    return 'subsampled: importance sampling, Vowpal Wabbit', float(ours), float(theirs), 1e-6
+
+
 def main() -> None:
     """Prints the table; the exit status says whether all are equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,6 +141,7 @@ def main() -> None:
         for campaign in ('men', 'women')
         for row in _open_bandit(behaviour, campaign)
     ]
+    rows.append(_subsampled())
     for path in options.vw_file:
         lines = [line for line in path.read_text(encoding='utf-8').splitlines() if ':' in line.split('|')[0]]
         num_actions = max((int(line.split(':')[0]) for line in lines), default=0)

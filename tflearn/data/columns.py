@@ -26,6 +26,7 @@ from tflearn.files.run_dir import read_json, write_json
 
 FORMAT = 1
 DESCRIPTION, SPECS = 'dataset.json', 'environment_specs.pbtxt'
+WEIGHT = 'weight'  # in the policy info of logs: how many decisions one stands for
 # What a policy records of an action, for off-policy evaluation.
 LOG_PROBABILITY = policy_step.PolicyInfo(log_probability=tf.TensorSpec((), tf.float32, 'log_probability'))
 
@@ -204,6 +205,15 @@ def from_json(described: Mapping[str, Any]) -> tuple[EnvironmentSpecs, tuple[Col
     """The inverse of `to_json`."""
     specs = tensor_spec.from_proto(text_format.Parse(described['specs'], struct_pb2.StructuredValue()))
     return EnvironmentSpecs(**specs), _columns(described)
+
+
+def have_weights(directories: Sequence[pathlib.Path]) -> bool:
+    """Returns whether data sets have the column of `WEIGHT`; raises ValueError if only some have."""
+    name = f'policy_info.{WEIGHT}'
+    having = [each for each in directories if name in {column.name for column in read_columns(each)}]
+    if having and (without := set(directories) - set(having)):
+        raise UserValueError(f'got {min(without)} without {name}, and {having[0]} with it; need it in all, or in none')
+    return bool(having)
 
 
 def difference(got: Sequence[Column], need: Sequence[Column]) -> str:

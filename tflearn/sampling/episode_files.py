@@ -83,6 +83,7 @@ def from_files(
       ValueError: if the data set does not have the columns of the spec, or holds no sequence, or too much for 'memory'.
       RuntimeError: if more records are damaged than the data set allows.
     """
+    data_spec = recorded.weighted_spec(dataset, data_spec)
     layout, storage = strategies.layout(strategy), Storage(experience, data_spec)
     replicas_here = layout.replicas // layout.workers
     part = Part(reading.validation.share, pipeline=layout.worker, num_pipelines=layout.workers)
@@ -113,6 +114,7 @@ def validation_episodes(
     dataset: Dataset, experience: Experience, data_spec: types.NestedTensorSpec, share: float
 ) -> LoadedEpisodes:
     """Returns the sequences of the episodes that `from_files` leaves out; raises as it does."""
+    data_spec = recorded.weighted_spec(dataset, data_spec)
     reader = EpisodeReader(dataclasses.replace(dataset, weights=()), data_spec, part=Part(share, validation=True))
     storage = Storage(experience, data_spec)
     try:

@@ -2,6 +2,7 @@
 
 import abc
 import json
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from absl import logging
 
 from tflearn.core.types import WEIGHTS
 from tflearn.core.waiting import LOG_EVERY_SECS
+from tflearn.data import columns
 from tflearn.replay.chunks import with_version
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
@@ -29,7 +31,8 @@ class OfEpisodes(Source, tf.train.experimental.PythonState):
     """A source of the sequences of recorded episodes. Its position belongs in the checkpoint.
 
     Attributes:
-      weighs: whether batches have weights: 1, and 0 of sequences beyond `max_epochs`, which fill up the last one.
+      weighs: whether batches have weights: 1, and 0 of sequences beyond `max_epochs`, which fill up the last one. They
+        are multiplied by those of the data, if these have some, see `recorded.weighted_spec`.
     """
 
     weighs = False
@@ -50,7 +53,12 @@ class OfEpisodes(Source, tf.train.experimental.PythonState):
         rows, weights = drawn
         with tf.device('CPU:0'):
             data, info = with_version(self._columns.batch(rows, i))
-            return data, info | ({WEIGHTS: tf.gather(weights, i)} if self.weighs else {})
+            found = [tf.gather(weights, i)] if self.weighs else []
+            if isinstance(data.policy_info, dict) and columns.WEIGHT in data.policy_info:
+                own = {name: leaf for name, leaf in data.policy_info.items() if name != columns.WEIGHT}
+                found.append(data.policy_info[columns.WEIGHT][..., 0])
+                data = data._replace(policy_info=own or ())
+            return data, info | ({WEIGHTS: math.prod(found)} if found else {})
 
 
 class LoadedEpisodes(OfEpisodes):

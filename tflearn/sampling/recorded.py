@@ -3,13 +3,16 @@
 import time
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
+from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
+from tflearn.data import columns
 from tflearn.data.demonstrations import Demonstrations
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.reader import Dataset, EpisodeReader, find_directories
 from tflearn.replay.storage import Storage
 from tflearn.sampling import mix
 from tflearn.sampling.episode_rows import EpisodeRows
@@ -50,6 +53,20 @@ def with_demonstrations(
     share, steps = demonstrations.share, demonstrations.num_pretrain_steps
     shares = mix.demonstration_shares(agent.train_step_counter, batch_size, share, steps)
     return Mix([source, demonstrated], num_replicas, shares)
+
+
+def weighted_spec(dataset: Dataset, data_spec: types.NestedTensorSpec) -> types.NestedTensorSpec:
+    """Returns the spec of a Trajectory with the weights of the episodes, if the data sets have some.
+
+    Raises:
+      ValueError: if only some have them, or the agent's own policy info has no room.
+    """
+    if not columns.have_weights(find_directories(dataset)):
+        return data_spec
+    info = data_spec.policy_info or {}
+    if not isinstance(info, dict):
+        raise UserValueError(f'got data with weights for an agent with the policy info {info}; need a dict, or none')
+    return data_spec._replace(policy_info={**info, columns.WEIGHT: tf.TensorSpec((), tf.float32)})
 
 
 def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int, name: str = 'data') -> LoadedEpisodes:

@@ -1,5 +1,6 @@
 """Decisions among items that vary by request: Vowpal Wabbit's files, DSJSON, and what a server logs itself."""
 
+import itertools
 import json
 import re
 import time
@@ -155,7 +156,7 @@ def test_dsjson_is_read_as_it_is(tmp_path, name):
     assert read_json(data / 'vocabularies.json')['observation.id'] == ['e0', 'e1', 'e3']
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
-    assert columns.read_metadata(data)['import']['decisions without a cost'] == 1
+    assert columns.read_metadata(data)['import']['decisions that were never activated'] == 1
     same = [read_json(each / 'vocabularies.json') for each in (ours, data)]
     assert {**same[0], 'observation.id': ['e0', 'e1', 'e3']} == same[1]
 
@@ -326,6 +327,47 @@ def test_baselines_on_items_are_exact_where_all_decisions_are_enumerated(enumera
             low, high = found.baselines[name].interval
             assert low < values[name] < high
             assert facts['baselines'][name]['interval'] == [low, high]
+
+
+def events_of_readers():
+    """Yields ten times the decisions above as events: a tenth of those without a click, and as many never activated."""
+    numbers, taken = itertools.count(), {'o': [{'EventId': 'x', 'ActionTaken': True}]}
+    for reader, (often, articles) in READERS.items():
+        items = [{'Article': {name: True}} for name in articles]
+        for index, (clicks, of) in enumerate(articles.values()):
+            for i in range(10 * often * LOGGED[reader][index] * of):
+                event = {'_label_cost': -float(i % of < clicks), '_label_probability': LOGGED[reader][index] / 4}
+                event |= {'_labelIndex': index, 'c': {'User': {reader: True}, '_multi': items}}
+                shown = {'DeferredAction': True, **taken} if i % 2 else {}
+                if i % of < clicks:
+                    yield {**event, **shown}
+                elif next(numbers) % 10 == 0:
+                    yield {**event, 'pdrop': 0.9, **shown}
+                # Nobody has seen it: it has the default cost.
+                hidden = {'o': [{'EventId': 'x', 'ActionTaken': False}]} if i % 2 else {}
+                yield {**event, '_label_cost': 0.0, 'DeferredAction': True, **hidden}
+
+
+def test_what_was_not_shown_is_no_evidence_and_what_was_dropped_counts(enumerated, tmp_path):
+    run_dir, data = enumerated
+    events = [*events_of_readers()]
+    path = write(tmp_path, 'log.dsjson', ''.join(map('{}\n'.format, map(json.dumps, events))))
+    with pytest.raises(UserError, match="got pdrop = 0.9 in log.dsjson, row .*; need drop_probability = 'pdrop' in"):
+        import_logs(tmp_path, path, 'refused', MAP)
+    mapped = "drop_probability = 'pdrop'\n" + MAP
+    words = {'vocabularies': data}
+    lines, found = import_logs(tmp_path, path, 'events', mapped, **words)
+    assert {'decisions that were never activated: 1280', f'rows: {len(events)}'} <= {*lines}
+    value, logged = exact('greedy_policy', 0.2)
+    estimates = data_evaluation.evaluate_on_data(run_dir, [str(found)], {}, epsilon=0.2)[0].estimates
+    assert estimates['behaviour policy (mean return)'] == pytest.approx(logged, rel=1e-6)
+    assert estimates['importance sampling'] == pytest.approx(value, rel=1e-6)
+    # A naive reading takes half of all decisions for failures.
+    naive = [{key: each[key] for key in each if key != 'DeferredAction'} for each in events]
+    write(tmp_path, 'log.dsjson', ''.join(map('{}\n'.format, map(json.dumps, naive))))
+    _, found = import_logs(tmp_path, path, 'naive', mapped, **words)
+    estimates = data_evaluation.evaluate_on_data(run_dir, [str(found)], {}, epsilon=0.2)[0].estimates
+    assert estimates['behaviour policy (mean return)'] == pytest.approx(logged / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(('policy', 'epsilon'), SERVED)

@@ -31,7 +31,7 @@ from tflearn.policies.loader import LoadedPolicy
 
 _NUM_SAMPLES = 8  # actions of a stochastic policy in each state
 _NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
-LOG_PROBABILITY, TIME, CLUSTER = 'log_probability', 'time', 'cluster'  # what is logged of a row, see `read`
+LOG_PROBABILITY, TIME, CLUSTER, WEIGHT = 'log_probability', 'time', 'cluster', columns.WEIGHT  # of a row, see `read`
 
 # Time steps and actions [B], and the policy's state before them -> an array [B, ...], and the next state.
 _Call = Callable[..., tuple[np.ndarray, Any]]
@@ -82,6 +82,9 @@ def evaluate_on_data(
     recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, Served(epsilon, temperature))
     if CLUSTER in info:
         recorded = dataclasses.replace(recorded, clusters=info[CLUSTER][recorded.starts])
+    if WEIGHT in info:
+        weights = info[WEIGHT][recorded.starts].astype(np.float64)
+        recorded = dataclasses.replace(recorded, weights=weights)
     if recorded.even is not None:
         words = (metadata.vocabularies(directories) or {}).get('action')
         low, high = int(specs.action.minimum), int(specs.action.maximum)
@@ -139,11 +142,13 @@ def read(
     """
     if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
         raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
-    logged = set.intersection(*(set(columns.read_columns(each)) for each in find_directories(dataset)))
+    directories = find_directories(dataset)
+    columns.have_weights(directories)  # all, or none
+    logged = set.intersection(*(set(columns.read_columns(each)) for each in directories))
     by_name = {column.name.removeprefix('policy_info.'): column for column in logged}
     info = {
         name: tf.TensorSpec(by_name[name].shape, by_name[name].dtype)
-        for name in (LOG_PROBABILITY, TIME, CLUSTER, *parts)
+        for name in (LOG_PROBABILITY, TIME, CLUSTER, WEIGHT, *parts)
         if name in by_name
     }
     if missing := set(parts) - set(info):

@@ -91,9 +91,9 @@ def effective_sample_size(log_weights: np.ndarray) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
-def mean_weight_is_one(episodes: Episodes) -> bool:
-    """Returns whether the mean weight of the episodes differs from 1, its expectation, by no more than chance."""
-    weights = np.exp(episodes.log_weights[:, -1])
+def mean_weight_is_one(episodes: Episodes, counts: np.ndarray | float = 1.0) -> bool:
+    """Returns whether the mean weight of episodes that count so often [N] is 1, its expectation, but for chance."""
+    weights = np.exp(episodes.log_weights[:, -1]) * counts / np.mean(counts)
     with np.errstate(over='ignore'):  # the square of a huge weight
         error = standard_error(weights)
     return math.isfinite(error) and bool(abs(weights.mean() - 1) <= _WEIGHT_TOLERANCE + _WEIGHT_ERRORS * error)

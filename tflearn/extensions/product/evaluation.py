@@ -76,6 +76,7 @@ class RecordedSteps:
       clusters: whose episodes these are, such as hashes of users, [E]; None: each is of another one.
       even: the probabilities of the choices by even chance among those that are legal, [S, A]; None as `choices`.
       action_names: the names of the choices; () if there are none.
+      weights: how many episodes of the world each one stands for, [E]; None: 1.
     """
 
     lengths: np.ndarray
@@ -91,6 +92,7 @@ class RecordedSteps:
     clusters: np.ndarray | None = None
     even: np.ndarray | None = None
     action_names: Sequence[str] = ()
+    weights: np.ndarray | None = None
 
     @property
     def starts(self) -> np.ndarray:
@@ -131,7 +133,7 @@ def evaluate(
     warnings: list[str] = []
     log = _Log(steps, options, bounds, warnings)
     behaviour = estimators.behaviour_value(log.of_ratios(np.zeros(len(steps.rewards))))
-    found = {'behaviour policy (mean return)': float(behaviour(np.ones((1, log.num_episodes)))[0])}
+    found = {'behaviour policy (mean return)': float(behaviour(log.counts[np.newaxis])[0])}
     own = log.estimates(steps.log_target, log.expected)
     if steps.log_target is None:
         warnings.append('the policy always takes the same floats, so importance sampling is not possible')
@@ -155,9 +157,9 @@ def _weight_warnings(log: '_Log', episodes: Episodes, found: Estimates) -> list[
             f'the effective sample size is {size:.1f} episodes: the policies differ too much, or '
             'episodes are too long, for importance sampling; do not trust it'
         ]
-    if estimators.mean_weight_is_one(episodes):
+    if estimators.mean_weight_is_one(episodes, log.counts):
         return []
-    weight = float(np.exp(episodes.log_weights[:, -1]).mean())
+    weight = float(np.average(np.exp(episodes.log_weights[:, -1]), weights=log.counts))
     return [
         f'the mean weight of the episodes is {weight:.3g}, not 1: the policy takes actions that '
         f'the data never have, or the behaviour policy is not as {log.origin}; do not trust '
@@ -172,6 +174,7 @@ class _Log:
       steps: the data.
       options: how policies are evaluated.
       num_episodes: the number of episodes.
+      counts: how often each counts, its weight, [E].
       num_rewarded: the number of those whose rewards are not all 0.
       horizon: the number of steps of an episode that count.
       halves: the half, 0 or 1, of each episode's cluster, [E].
@@ -188,6 +191,7 @@ class _Log:
         warnings: list[str],
     ):
         self.steps, self.options, self.num_episodes = steps, options, len(steps.lengths)
+        self.counts = np.ones(self.num_episodes) if steps.weights is None else steps.weights
         longest = int(steps.times[steps.is_step].max()) + 1
         self.horizon = min(options.horizon or longest, longest)
         self._counted = np.flatnonzero(steps.is_step & (steps.times < self.horizon))
@@ -201,7 +205,8 @@ class _Log:
         self.halves = (random.permutation(len(names)) % 2)[index]
         self._features = features = _features(steps, options, warnings)
         self.expected = None if features is None else features[2]
-        self.log_behaviour, self.origin = _log_behaviour(steps, features, options, bounds, warnings)
+        of_rows = self.counts[steps.episodes]
+        self.log_behaviour, self.origin = _log_behaviour(steps, features, options, bounds, warnings, of_rows)
 
     def _padded(self, values: np.ndarray) -> np.ndarray:
         places = self.steps.episodes[self._counted], self.steps.times[self._counted]
@@ -236,7 +241,7 @@ class _Log:
         episodes = size = None
         if log_target is not None and self.log_behaviour is not None:
             episodes = self.episodes(log_target)
-            size = estimators.effective_sample_size(episodes.log_weights[:, -1])
+            size = estimators.effective_sample_size(episodes.log_weights[:, -1] + np.log(self.counts))
             made['importance sampling'] = estimators.importance_sampling(episodes)
             made['weighted IS'] = estimators.weighted_importance_sampling(episodes)
             made['per-decision IS'] = estimators.per_decision(episodes)
@@ -250,7 +255,7 @@ class _Log:
             q_values, values, clipped = self._fitted(expected)
             # Column 1 is fitted to the half 1, column 2 to the half 0.
             fits = 2 - self.halves if chosen_by_half else np.zeros(self.num_episodes, np.int64)
-            fitted = float(clipped[self.steps.starts, fits].mean())
+            fitted = float(np.average(clipped[self.steps.starts, fits], weights=self.counts))
             if episodes is not None:
                 other = (1 + self.halves)[self.steps.episodes]
                 rows = np.arange(len(other))
@@ -260,8 +265,8 @@ class _Log:
                     limit = self.options.largest_ratio
                     switch = estimators.doubly_robust(episodes, q, v, limit)
                     made['switch doubly robust'] = switch
-        ones = np.ones((1, self.num_episodes))
-        found = {name: float(estimator(ones)[0]) for name, estimator in made.items()}
+        counts = self.counts[np.newaxis]
+        found = {name: float(estimator(counts)[0]) for name, estimator in made.items()}
         if fitted is not None:
             found['fitted Q evaluation'] = fitted
         return Estimates(found, *self.interval(episodes, doubt), size, note)
@@ -274,6 +279,8 @@ class _Log:
           doubt: why there is none, whatever the data say; '' if there may be one.
         """
         given, zeros = self.options, np.zeros(self._rewards.shape)
+        if (self.counts != 1).any():
+            return None, 'the decisions have weights, of which no bound is known'
         options = GateOptions(
             low=given.low, high=given.high, longest=self.horizon, whole=given.whole,
             gamma=given.gamma,
@@ -304,7 +311,8 @@ class _Log:
     def _regression(self) -> linear_models.Regression:
         """Of the whole data, and of each half."""
         assert self._features is not None
-        counts = np.stack([np.ones(self.num_episodes), self.halves, 1 - self.halves], axis=1)
+        parts = np.stack([np.ones(self.num_episodes), self.halves, 1 - self.halves], axis=1)
+        counts = parts * self.counts[:, np.newaxis]
         of_rows = counts[self.steps.episodes[self._used]]
         return linear_models.Regression(self._features[1][self._used], of_rows)
 
@@ -403,8 +411,8 @@ def _best_constants(log: _Log, actions: np.ndarray, log_always: Callable[[np.nda
     scores = []
     for action in actions.tolist():
         episodes = log.episodes(log_always(np.full(len(log.steps.rewards), action)))
-        values = estimators.weighted_importance_sampling(episodes)(others.astype(float))
-        weights = episodes.log_weights[:, -1]
+        values = estimators.weighted_importance_sampling(episodes)(others * log.counts)
+        weights = episodes.log_weights[:, -1] + np.log(log.counts)
         sizes = [estimators.effective_sample_size(weights[other]) for other in others]
         # An action of few episodes is chosen only if no other has more.
         scores.append([(min(size, _FEW_EPISODES), value) for size, value in zip(sizes, values, strict=True)])
@@ -443,19 +451,20 @@ def _log_behaviour(
     options: OpeOptions,
     bounds: tuple[Any, Any],
     warnings: list[str],
+    counts: np.ndarray,
 ) -> tuple[np.ndarray | None, str]:
-    """Returns the behaviour policy's log-probabilities [S], and where they come from."""
+    """Returns the behaviour policy's log-probabilities [S], and where they come from; rows count so often, [S]."""
     if steps.log_behaviour is not None and not options.estimate_behaviour:
         return steps.log_behaviour, 'recorded'
     if features is None:
         warnings.append('the data have no log-probabilities of the behaviour policy; record them')
         return None, 'unknown'
     estimated = np.zeros(len(steps.rewards))
-    states, actions = features[0][steps.is_step], steps.actions[steps.is_step]
+    states, actions, counts = (each[steps.is_step] for each in (features[0], steps.actions, counts))
     if steps.choices is not None:
         choices = actions[:, 0].astype(int)
-        found = linear_models.log_probabilities_of_choices(states, choices, steps.choices.shape[1])
+        found = linear_models.log_probabilities_of_choices(states, choices, steps.choices.shape[1], counts)
     else:
-        found = linear_models.log_densities(states, actions, bounds)
+        found = linear_models.log_densities(states, actions, bounds, counts)
     estimated[steps.is_step] = found
     return estimated, 'estimated'

@@ -177,7 +177,9 @@ def by_choice(features: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     return (probabilities[:, :, np.newaxis] * features[:, np.newaxis, :]).reshape(len(features), -1)
 
 
-def log_probabilities_of_choices(features: np.ndarray, choices: np.ndarray, num_choices: int) -> np.ndarray:
+def log_probabilities_of_choices(
+    features: np.ndarray, choices: np.ndarray, num_choices: int, weights: np.ndarray | float = 1.0
+) -> np.ndarray:
     """Returns log mu(a | s) of a behaviour policy that was not recorded, by multinomial logistic regression.
 
     Hanna, Niekum and Stone 2019, "Importance Sampling Policy Evaluation with an Estimated Behavior Policy", arXiv
@@ -190,19 +192,21 @@ def log_probabilities_of_choices(features: np.ndarray, choices: np.ndarray, num_
       features: of states, [N, D].
       choices: the choices that were taken, counted from 0, [N].
       num_choices: A.
+      weights: how often each row counts, [N].
 
     Returns:
       float64 [N].
     """
     taken = np.eye(num_choices)[choices]
     theta = np.zeros((features.shape[1], num_choices))
-    normal = features.T @ features
+    counted = features * np.reshape(weights, (-1, 1))
+    normal = counted.T @ features
     penalty = 1e-3 * np.trace(normal) / len(normal)
     normal[np.diag_indices_from(normal)] += penalty
     inverse = np.linalg.inv(normal)
     probabilities = np.full(taken.shape, 1 / num_choices)
     for _ in range(_NUM_STEPS):
-        theta += 2 * inverse @ (features.T @ (taken - probabilities) - 0.5 * penalty * theta)
+        theta += 2 * inverse @ (counted.T @ (taken - probabilities) - 0.5 * penalty * theta)
         logits = features @ theta
         before, probabilities = probabilities, np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities /= probabilities.sum(axis=1, keepdims=True)
@@ -211,7 +215,12 @@ def log_probabilities_of_choices(features: np.ndarray, choices: np.ndarray, num_
     return np.asarray(np.log(np.take_along_axis(probabilities, choices[:, np.newaxis], axis=1)[:, 0]))
 
 
-def log_densities(features: np.ndarray, actions: np.ndarray, bounds: tuple[Any, Any] = (-np.inf, np.inf)) -> np.ndarray:
+def log_densities(
+    features: np.ndarray,
+    actions: np.ndarray,
+    bounds: tuple[Any, Any] = (-np.inf, np.inf),
+    weights: np.ndarray | float = 1.0,
+) -> np.ndarray:
     """Returns the log-densities of real actions under normal distributions with linear means.
 
     Where an action is a bound, it is the log-probability of the tail beyond it, which the environment clips. The
@@ -222,20 +231,26 @@ def log_densities(features: np.ndarray, actions: np.ndarray, bounds: tuple[Any, 
       features: of states, [N, D].
       actions: [N, K], within the bounds.
       bounds: the least and the greatest of each number, [K].
+      weights: how often each row counts, [N].
 
     Returns:
       float64 [N], the sum over the numbers of an action.
     """
     # 1 at the upper bound, -1 at the lower one; the tail beyond it is an upper one after a change of sign.
     side = (actions >= bounds[1]).astype(float) - (actions <= bounds[0])
-    normal = features.T @ features
+    counts = np.broadcast_to(weights, len(features))[:, np.newaxis]
+    counted = features * counts
+    normal = counted.T @ features
     normal[np.diag_indices_from(normal)] += 1e-6 * np.trace(normal) / len(normal)
-    fit = np.linalg.solve(normal, features.T)
+    fit = np.linalg.solve(normal, counted.T)
     standard = tfp.distributions.Normal(np.float64(0), np.float64(1))
     expected, variance, deviation = actions, np.zeros(actions.shape), np.ones(actions.shape[1])
     for _ in range(_NUM_STEPS):
         mean: np.ndarray = features @ (fit @ expected)
-        before, deviation = deviation, np.sqrt(((expected - mean) ** 2 + variance).mean(axis=0))
+        before, deviation = (
+            deviation,
+            np.sqrt((counts * ((expected - mean) ** 2 + variance)).mean(axis=0) / counts.mean()),
+        )
         deviation = np.maximum(deviation, _MIN_DEVIATION)
         scaled = (actions - mean) / deviation
         tail = standard.log_survival_function(side * scaled).numpy()

@@ -24,7 +24,7 @@ from tflearn.data.conversion import new_directory
 from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
-from tflearn.extensions.product import log_files, reward_parts, table_values, tables
+from tflearn.extensions.product import log_files, reward_parts, row_weights, table_values, tables
 from tflearn.extensions.product.log_rows import (
     ACTION,
     ROWS_OF_A_FILE,
@@ -42,6 +42,7 @@ _MAX_AHEAD = 2  # items
 _MAX_ENCODED = 1 << 15  # rows
 _T = TypeVar('_T')
 _KEPT = {'episode': 'key', 'id': 'id'}
+_WEIGHTS = 'another weight than the row before it', 'one weight for an episode'
 # The columns of a server's decisions.
 _DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes': {}}
 
@@ -290,6 +291,9 @@ class _Order:
                 double = double[_equal(rows[name][double], rows[name][double - 1])]
         if not self._found(rows, 'duplicate', double, 'each row once') and len(double):
             rows = np.delete(rows, double)
+        if (weights := row_weights.of_rows(rows)) is not None:
+            differs = _same(rows, 'key') & (weights[1:] != weights[:-1]) & ~(rows['bad'][1:] | rows['bad'][:-1])
+            self._mark(rows, 1 + np.flatnonzero(differs), *_WEIGHTS)
         if rows['bad'].any():
             left_out = np.unique(rows['key'][rows['bad']])
             self.report.counts['episodes left out'] += len(left_out)
@@ -300,11 +304,13 @@ class _Order:
         """Counts rows; returns whether they are refused, and marks them then."""
         refused = self.report.found(kind, 'rows', len(which))
         if refused:
-            rows['bad'][which] = True
-            places = [divmod(row, ROWS_OF_A_FILE) for row in rows['row'][which].tolist()]
-            reason = f'a {kind}', f'{need}, by --refuse'
-            self.report.bad([(f'{self.labels[file]}, row {row}', *reason) for file, row in places])
+            self._mark(rows, which, f'a {kind}', f'{need}, by --refuse')
         return refused
+
+    def _mark(self, rows: np.ndarray, which: np.ndarray, got: str, need: str) -> None:
+        rows['bad'][which] = True
+        places = [divmod(row, ROWS_OF_A_FILE) for row in rows['row'][which].tolist()]
+        self.report.bad([(f'{self.labels[file]}, row {row}', got, need) for file, row in places])
 
 
 def _repeated(rows: np.ndarray) -> np.ndarray:
@@ -343,6 +349,8 @@ def _policy_info(rows: np.ndarray, keys: Collection[str]) -> dict[str, np.ndarra
         info['time'] = rows['time']
     if 'propensity' in rows.dtype.names:
         info['log_probability'] = np.log(np.maximum(rows['propensity'], 1e-30))
+    if (weights := row_weights.of_rows(rows)) is not None:
+        info[columns.WEIGHT] = weights
     return info | reward_parts.kept(rows)
 
 

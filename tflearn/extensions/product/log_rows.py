@@ -21,10 +21,10 @@ from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data.action_table import ActionTable
-from tflearn.extensions.product import csv_rows, reward_parts, table_values, tables
+from tflearn.extensions.product import csv_rows, reward_parts, row_weights, table_values, tables
 from tflearn.extensions.product.reward_parts import LARGEST, PARTS, PREFIX, WEIGHTS
 
-_COLUMNS = ('reward', 'propensity', 'truncated')  # numbers of a step
+_COLUMNS = ('reward', 'propensity', 'truncated', *row_weights.NAMES)  # numbers of a step
 _VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
 _KEYS = ('episode', 'id', 'time', 'cluster', *_VERSIONS)
 _OUTCOMES = 'outcomes'
@@ -310,7 +310,7 @@ class RowEncoder:
                 shape = (*shape, each.hashed or len(vocabularies[each.name]))
             if math.prod(shape) > _MAX_NUMBERS:
                 raise UserValueError(f'got {each.name} of {shape} numbers; need at most {_MAX_NUMBERS}; hash them')
-            fields.append((each.name, kind, shape))
+            fields.append((each.name, 'f8' if each.name in row_weights.NAMES else kind, shape))
         if not column_map.feature('reward'):  # outcomes have it, or the parts
             fields.append(('reward', 'f4'))
         known = {name for name, *_ in fields}
@@ -337,9 +337,8 @@ class RowEncoder:
         """Returns the rows of a block of a file, [N] of `dtype`; it has a name for messages, and a number."""
         rows = np.zeros(len(block.rows), self.dtype)
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
-        self._report.counts['rows'] += len(rows) + len(block.lost) + block.num_unlabelled
-        if block.num_unlabelled:
-            self._report.counts['decisions without a cost'] += block.num_unlabelled
+        self._report.counts['rows'] += len(rows) + len(block.lost) + sum(block.no_rows.values())
+        self._report.counts.update(block.no_rows)
         for name in block.absent if len(rows) else ():
             self._report.counts[f'rows of files without the column {name}'] += len(rows)
         one = BlockChecks(block, self._report)
@@ -440,6 +439,8 @@ class RowEncoder:
                 one.mark(~((values > 0) & np.isfinite(values)), column, 'a density above 0')
             elif each.name == 'propensity':
                 one.mark(~((values > 0) & (values <= 1)), column, 'a probability above 0, and at most 1')
+            elif each.name in row_weights.NAMES:
+                one.mark(row_weights.are_wrong(each.name, values), column, row_weights.NEED[each.name])
             elif each.name == ACTION and each.kind == 'number':
                 low, high = each.bounds
                 outside = (values < low) | (values > high)

@@ -146,6 +146,7 @@ def logged_episodes(
             f'got {", ".join(dataset.paths)} without the probabilities of the actions; need the column '
             "policy_info.log_probability; log them, see the column map's `propensity`"
         )
+    _check_weights(info.get(data_evaluation.WEIGHT, np.ones(1)))
     rows, lengths = data_evaluation.joined(episodes)
     starts = np.cumsum(lengths) - lengths
     times, clusters = (info[each][starts] if each in info else None for each in (TIME, CLUSTER))
@@ -186,6 +187,14 @@ def logged_episodes(
         log_behaviour=padded(log_behaviour),
         log_even=padded(log_even),
     )
+
+
+def _check_weights(weights: np.ndarray) -> None:
+    if (weights != 1).any():
+        raise UserValueError(
+            f'got decisions with weights from {weights.min():g} to {weights.max():g}; need a log of all decisions, '
+            'each once: the bounds of the gate hold for no other; tflearn-evaluate estimates by weights, without proof'
+        )
 
 
 def _known(

@@ -43,7 +43,7 @@ class Block:
       rows: the number of each row in the file, int64 [N]. In CSV it is that of its first line; names are in line 1.
       bad: rows of which something is wrong, by index: what was found, and what is needed.
       lost: the same of rows that are no rows of the table, by number.
-      num_unlabelled: decisions that are no rows, since nothing came of them.
+      no_rows: how many decisions are no rows, by the reason.
       absent: columns that the file does not have: they are null.
     """
 
@@ -51,7 +51,7 @@ class Block:
     rows: np.ndarray
     bad: dict[int, Reason] = dataclasses.field(default_factory=dict)
     lost: dict[int, Reason] = dataclasses.field(default_factory=dict)
-    num_unlabelled: int = 0
+    no_rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
     absent: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -330,17 +330,23 @@ def _open_vw(
 ) -> _File:
     lines = itertools.chain.from_iterable(piece.split(b'\n')[:-1] for piece in _pieces(path))
     names = [name for name in columns if name in vw_rows.COLUMNS]
-    return _File(vw_rows.COLUMNS, _vw_blocks(rows_of(lines), names))
+    # Of vocabularies no decision is judged, so its weight is not needed.
+    is_unweighted = vw_rows.DROP_PROBABILITY not in names and not columns.categories
+    return _File(vw_rows.COLUMNS, _vw_blocks(rows_of(lines), names, is_unweighted))
 
 
-def _vw_blocks(found: Iterator[tuple[int, Any]], names: Sequence[str]) -> Iterator[Block]:
+def _vw_blocks(found: Iterator[tuple[int, Any]], names: Sequence[str], is_unweighted: bool) -> Iterator[Block]:
     while some := list(itertools.islice(found, _BLOCK_ROWS)):
         lost = {number: each for number, each in some if isinstance(each, tuple)}
+        if is_unweighted:
+            lost |= {number: reason for number, each in some if (reason := vw_rows.unweighted(each))}
         # A decision for several slots has as many rows, all with its number.
-        rows = [(number, row) for number, each in some if number not in lost for row in each]
+        rows = [(number, row) for number, each in some if number not in lost and each is not None for row in each]
+        no_rows = {vw_rows.NOT_ACTIVATED: sum(each is None for _, each in some)}
+        no_rows[vw_rows.UNLABELLED] = sum(each == [] for _, each in some)
         arrays = {name: _json_array([row.get(name) for _, row in rows]) for name in names}
         numbers = np.array([number for number, _ in rows], np.int64)
-        yield Block(arrays, numbers, {}, lost, sum(not each for _, each in some))
+        yield Block(arrays, numbers, {}, lost, {reason: count for reason, count in no_rows.items() if count})
 
 
 _OPEN: Mapping[str, Callable[[pathlib.Path, Columns], _File]] = {

@@ -20,12 +20,16 @@ from tflearn.extensions.product import vw_slots
 from tflearn.extensions.product.csv_rows import Reason
 from tflearn.extensions.product.vw_slots import Outcome, Slot
 
-COLUMNS = ('shared', 'actions', 'action', 'mask', 'reward', 'probability', 'id', 'time', 'position', 'slot')
+DROP_PROBABILITY = 'pdrop'
+COLUMNS = (
+    'shared', 'actions', 'action', 'mask', 'reward', 'probability', 'id', 'time', 'position', 'slot', DROP_PROBABILITY,
+)  # fmt: skip
+UNLABELLED, NOT_ACTIVATED = 'decisions without a cost', 'decisions that were never activated'
 _FAULTS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError)
 _SHOWN = 60
 
-# A decision: its rows, none if nothing came of it, or why it cannot be read.
-Found = list[dict[str, Any]] | Reason
+# A decision: its rows, none if nothing came of it; None if it was not shown; or why it cannot be read.
+Found = list[dict[str, Any]] | Reason | None
 
 
 def is_dsjson(data: bytes) -> bool:
@@ -119,17 +123,38 @@ def of_dsjson(lines: Iterable[bytes]) -> Iterator[tuple[int, Found]]:
 def _of_event(event: Any) -> Found:
     context = event['c']
     text_of = lambda value: ' '.join(_named(value))  # noqa: E731
+    # A decision that was not shown is no evidence.
+    if not _is_activated(event) or any(each.get('_skipLearn') for each in event.get('_outcomes', [])):
+        return None
     if '_slots' in context:
         slots = vw_slots.of_event(event, text_of)
-    # A decision that was not shown is no evidence.
-    elif '_label_cost' not in event or event.get('_skipLearn'):
+    elif '_label_cost' not in event:
         slots = []
     else:
         index = event['_labelIndex'] if '_labelIndex' in event else event['_label_Action'] - 1
         texts = [text_of(each) for each in context['_multi']]
         outcome = Outcome(index, event['_label_probability'], event['_label_cost'])
         slots = [Slot(texts, range(len(texts)), outcome)]
-    return _rows(text_of(context), slots, event.get('EventId'), event.get('Timestamp'))
+    dropped = event.get(DROP_PROBABILITY, 0.0)
+    return _rows(text_of(context), slots, event.get('EventId'), event.get('Timestamp'), dropped)
+
+
+def _is_activated(event: Any) -> bool:
+    """Returns whether the decision was shown: a deferred one is when an event of it says so.
+
+    What has joined the events has perhaps decided it: then `_skipLearn` is there.
+    """
+    if '_skipLearn' in event or not event.get('DeferredAction'):
+        return not event.get('_skipLearn')
+    return any(each.get('ActionTaken') for each in event.get('o', []))
+
+
+def unweighted(found: Found) -> Reason | None:
+    """Returns what is wrong with a decision that others were dropped beside, if its weight is not read."""
+    dropped = found[0][DROP_PROBABILITY] if isinstance(found, list) and found else 0
+    if dropped == 0:
+        return None
+    return f'{DROP_PROBABILITY} = {dropped!r:.60}', f"drop_probability = '{DROP_PROBABILITY}' in the column map"
 
 
 def _named(value: Any, name: str = '') -> Iterator[str]:
@@ -148,9 +173,11 @@ def _named(value: Any, name: str = '') -> Iterator[str]:
         yield f'{text}:{value!r}'
 
 
-def _rows(shared: str, slots: Sequence[Slot], name: str | None, time: str | None = None) -> list[dict[str, Any]]:
+def _rows(
+    shared: str, slots: Sequence[Slot], name: str | None, time: str | None = None, dropped: Any = 0.0
+) -> list[dict[str, Any]]:
     rows = []
     for position, (actions, mask, (index, probability, cost), text) in enumerate(slots):
-        values = shared, actions, index, list(mask), 0.0 - cost, probability, name, time, position, text
+        values = shared, actions, index, list(mask), 0.0 - cost, probability, name, time, position, text, dropped
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows

@@ -83,7 +83,7 @@ def _integer(words: Sequence[str], what: str) -> int:
 
 
 def of_event(event: Any, text_of: Callable[[Any], str]) -> list[Slot]:
-    """Returns the slots of an event of DSJSON; none if it has no label, or was not shown.
+    """Returns the slots of an event of DSJSON; none if it has no label.
 
     Args:
       event: the object; another one than DSJSON's raises what Python does.
@@ -93,7 +93,7 @@ def of_event(event: Any, text_of: Callable[[Any], str]) -> list[Slot]:
     outcomes = event.get('_outcomes', [])
     if outcomes and len(outcomes) != len(slots):
         raise UserValueError(f'got {len(outcomes)} outcomes of {len(slots)} slots; need one for each')
-    if not outcomes or event.get('_skipLearn') or any(each.get('_skipLearn') for each in outcomes):
+    if not outcomes:
         return []
     first = lambda value: value[0] if isinstance(value, list) else value  # noqa: E731
     chosen = [(first(each['_a']), first(each['_p'])) for each in outcomes]
