@@ -166,7 +166,9 @@ import own_hooks
 from tests.testing import written_summaries
 few = ['train.StopConditions.num_train_steps = 100', 'evaluate.evaluate.num_episodes = 1', {GREEDY!r}]
 run = tflearn.train('own_hooks.gin', mode='synchronous', gin_bindings=few)
-assert run.train_step == 100 and c51_run.train_step == 20
+assert run.train_step == 100 and c51_run.train_step == own_run.train_step == 20
+shares = written_summaries.scalars(own_run.run_dir.summaries('train'))['train/extra/own/to_the_right'].values()
+assert all(0.3 < share < 0.7 for share in shares)
 assert [len(each.names) for each in comparison.groups] == [1, 1]
 scalars = written_summaries.scalars(run.run_dir.summaries('train'))
 assert [step // 50 for step in scalars['train/own/weights']] == [1, 2] and own_hooks.num_steps.numpy() == 100

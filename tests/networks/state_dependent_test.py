@@ -90,7 +90,7 @@ def test_log_probabilities_of_squashed_actions(module):
     one = steps.observation[:1]
     observation = tf.repeat(one, 20_000, axis=0)
     agent._draws.restart()
-    action, log_probs = agent._drawn(agent._distribution(observation))
+    action, log_probs, _ = agent._drawn(agent._distribution(observation))
     z = np.maximum(np.float64(one) @ weights['dense/kernel'] + weights['dense/bias'], 0.0)
     mean = (z @ weights['means/kernel'] + weights['means/bias'])[0]
     deviation = np.sqrt(np.square(z) @ np.exp(2 * weights['sigma/log_sigma']) + 1e-6)[0]

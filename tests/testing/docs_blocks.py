@@ -26,6 +26,7 @@ REPLACED = {
         ('min_size=500', 'min_size=100'),
         ('range(5)', 'range(1)'),
         ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
+        ('num_train_steps=20_000', 'num_train_steps=20, num_episodes=1, exports=few'),
     ],
     'from-alf.md': [
         ('num_train_steps=10_000', 'num_train_steps=20, exports=few'),

@@ -12,7 +12,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.agents import parts
+from tflearn.agents import own_loss, parts
 from tflearn.agents.normalizer import Normalizer, Normalizers
 from tflearn.agents.pop_art import PopArt
 from tflearn.core.action_mask import make_mask
@@ -223,6 +223,7 @@ class ActorValueAgent(parts.PartsAgent):
         *,
         records_distribution: bool = False,
         targets: Targets | None = None,
+        extra_loss: own_loss.ExtraLoss | None = None,
     ):
         """Makes the agent, within the strategy's scope; see `PartsAgent` for what is not explained here.
 
@@ -235,10 +236,11 @@ class ActorValueAgent(parts.PartsAgent):
           records_distribution: whether the info of the collect policy has the parameters of the
             distribution.
           targets: what follows the trained networks.
+          extra_loss: the term of one's own in the loss; None has none.
         """
         # The names of network and normalizer are those of all such agents, for a warm start
         # (`train.Initial`).
-        self._network, self._options = network, loss
+        self._network, self._options, self._extra_loss = network, loss, extra_loss
         self._observation_normalizer, self._reward_normalizer = normalizers
         policy, collect_policy = (
             ActorValuePolicy(problem.specs, network, self._observation_normalizer, records, name)

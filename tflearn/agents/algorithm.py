@@ -71,6 +71,8 @@ class Factory(Protocol):
           normalize_values: whether the value's last layer learns targets of mean 0 and deviation 1,
             whatever the unit of returns; see `pop_art`. Value errors and advantages are divided by
             the deviation.
+          extra_loss: a function that computes a term of one's own in the loss, and its metrics; see
+            `ExtraLoss`. None has none.
           action_mask: the path of the observation's part that marks legal actions, such as
             'action_mask'; see `ActionMask`. None has none.
 

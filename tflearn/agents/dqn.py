@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
-from tflearn.agents import value_exploration
+from tflearn.agents import actor_critic, own_loss, value_exploration
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem, check_experience
 from tflearn.core import agent_data, strategies
@@ -76,6 +77,7 @@ def make_agent(
     target_update_tau: PositiveFraction = 1.0,
     huber: bool = True,
     debug_summaries: bool = False,
+    extra_loss: own_loss.ExtraLoss | None = None,
 ) -> Agent:
     """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
@@ -127,12 +129,13 @@ def make_agent(
     noise = None if noisy_sigma is None else noisy.Noise(noisy_sigma)
     parts = (observation_spec, specs.action, network)
     made, q_network = _kind(parts, double, distribution, action_embeddings, {'dueling': dueling, 'noise': noise})
-    return made(
+    agent = made(
         *(specs.time_step, specs.action),
         q_network=q_network,
         optimizer=problem.optimizers({'dqn': 1e-3})['dqn'],
         conservative_weight=conservative_weight,
         demonstration_margin=demonstration_margin,
+        extra_loss=extra_loss,
         noise=noise,
         exploration=exploration,
         observation_and_action_constraint_splitter=mask,
@@ -146,6 +149,7 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=problem.train_step,
     )
+    return own_loss.checked(agent, extra_loss, problem.experience)
 
 
 def _kind(
@@ -178,6 +182,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         *args: Any,
         conservative_weight: float = 0.0,
         demonstration_margin: float = 0.0,
+        extra_loss: own_loss.ExtraLoss | None = None,
         noise: noisy.Noise | None = None,
         exploration: value_exploration.ByValues | None = None,
         **kwargs: Any,
@@ -188,7 +193,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
             values, step = self.policy.wrapped_policy, self.train_step_counter
             self._collect_policy = value_exploration.ValuePolicy(values, exploration, step)
         self._conservative_weight, self._margin, self._noise = conservative_weight, demonstration_margin, noise
-        self._draws = Draws(self.train_step_counter)
+        self._draws, self._extra_loss = Draws(self.train_step_counter), extra_loss
         if noise:
             self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise, self._q_network)
         joined = ColumnLayout(self.time_step_spec.observation)
@@ -209,12 +214,16 @@ class _DqnAgent(dqn_agent.DqnAgent):
         with self._noise.drawn(normal) if self._noise else contextlib.nullcontext():
             loss_info = super()._loss(experience, weights=weights, **(own | settings))
         shown = agent_data.demonstrated() if self._margin else None
-        if not self._conservative_weight and shown is None:
+        if not self._conservative_weight and shown is None and self._extra_loss is None:
             return loss_info
-        return loss_info._replace(loss=loss_info.loss + self._penalty(experience, weights, shown))
+        penalty, own = self._penalty(experience, weights, shown)
+        extra = {**loss_info.extra._asdict(), **own} if own else loss_info.extra
+        return tf_agent.LossInfo(loss_info.loss + penalty, extra)
 
-    def _penalty(self, experience: Any, weights: tf.Tensor | None, shown: tf.Tensor | None) -> tf.Tensor:
-        """Returns what keeps values of other actions than the items' low, as a mean over the global batch."""
+    def _penalty(
+        self, experience: Any, weights: tf.Tensor | None, shown: tf.Tensor | None
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the other terms as a mean over the global batch, and metrics of `extra_loss`, of items or scalars."""
         steps, policy_step, _ = vars(self)['_as_transition'](experience)
         observation, legal = steps.observation, None
         if self._observation_and_action_constraint_splitter is not None:
@@ -222,13 +231,23 @@ class _DqnAgent(dqn_agent.DqnAgent):
         values, _ = self._q_network(observation, step_type=steps.step_type, training=True)
         possible = values if legal is None else tf.where(tf.cast(legal, tf.bool), values, values.dtype.min)
         own = tf.gather(values, policy_step.action, batch_dims=1)
+        # What keeps values of other actions than the items' low.
         per_item = self._conservative_weight * conservative.gap(possible, own)
         if shown is not None:
             others = 1.0 - tf.one_hot(policy_step.action, values.shape[-1], dtype=values.dtype)
             gaps = tf.reduce_max(possible + self._margin * others, axis=-1) - own
             per_item += tf.where(shown, gaps, 0.0)
-        per_item *= tf.cast(~steps.is_last(), per_item.dtype)
-        return common.aggregate_losses(per_example_loss=per_item, sample_weight=weights).total_loss
+        metrics: dict[str, tf.Tensor] = {}
+        if self._extra_loss:
+            samples = actor_critic.of_n_steps(experience, self._gamma, self._reward_scale_factor)
+            distribution = tfp.distributions.Categorical(logits=possible)
+            term, metrics = own_loss.term_of(self._extra_loss, own, distribution, values, samples)
+            per_item += term
+        # 0 between two episodes, as TF-Agents' loss and error.
+        valid = ~steps.is_last()
+        counted = lambda each: tf.where(valid, each, 0.0) if each.shape.rank else each  # noqa: E731
+        total = common.aggregate_losses(per_example_loss=counted(per_item), sample_weight=weights).total_loss
+        return total, {name: counted(each) for name, each in metrics.items()}
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         variables = self._q_network.trainable_weights

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
-from tflearn.agents import parts
+from tflearn.agents import own_loss, parts
 from tflearn.agents.actor_value import ActorValueAgent, ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.parts import Problem
@@ -28,7 +28,6 @@ from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, checked, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.networks import heads, recurrent
-from tflearn.networks.critics import Targets
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules, vtrace
 from tflearn.optimization.optimizers import Optimizer
@@ -124,6 +123,7 @@ def make_agent(
     off_policy_correction: bool = True,
     normalize_values: bool = False,
     initial_deviation: PositiveFloat | None = None,
+    extra_loss: own_loss.ExtraLoss | None = None,
 ) -> Agent:
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
@@ -149,7 +149,10 @@ def make_agent(
     actor_value = ActorValueNetwork(
         problem.specs, network, action_mask, noise=noise, normalizes_values=normalize_values
     )
-    return ImpalaAgent(problem, actor_value, optimizers, loss, off_policy_correction=off_policy_correction)
+    agent = ImpalaAgent(
+        problem, actor_value, optimizers, loss, off_policy_correction=off_policy_correction, extra_loss=extra_loss
+    )
+    return own_loss.checked(agent, extra_loss, problem.experience)
 
 
 def make_optimizers(problem: Problem) -> dict[str, Optimizer]:
@@ -181,11 +184,9 @@ class ImpalaAgent(ActorValueAgent):
     share of valid rows.
     """
 
-    def __init__(
-        self, problem: Problem, *args: Any, off_policy_correction: bool = True, targets: Targets | None = None
-    ):
+    def __init__(self, problem: Problem, *args: Any, off_policy_correction: bool = True, **more: Any):
         """Takes the arguments of `ActorValueAgent`; see `make_agent`. `targets` are those of an extension."""
-        super().__init__(problem, *args, records_distribution=True, targets=targets)
+        super().__init__(problem, *args, records_distribution=True, **more)
         self._corrects, self._stored_state = off_policy_correction, problem.experience.slicing.store_policy_state
 
     def _optimized(self, part: str) -> list[str]:
@@ -211,6 +212,12 @@ class ImpalaAgent(ActorValueAgent):
             )
             metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **more}
             metrics |= self._off_policy(unroll, log_ratios) | self._value_metrics(unroll.values[:, :-1], targets)
+            if self._extra_loss:
+                found = own_loss.term_of(
+                    self._extra_loss, unroll.values, unroll.distribution, unroll.values, experience
+                )
+                term, own = tf.nest.map_structure(lambda each: each[:, :-1] if each.shape.rank else each, found)
+                losses, metrics = losses + term, metrics | own
             if options.reduction == 'sum':
                 of_items = 1.0 if weights is None else weights[:, tf.newaxis]
                 return tf.reduce_sum(tf.where(unroll.valid, of_items * losses, 0.0)), metrics

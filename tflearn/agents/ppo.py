@@ -18,7 +18,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
-from tflearn.agents import parts, self_imitation
+from tflearn.agents import own_loss, parts, self_imitation
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueAgent, ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.normalizer import Normalizers, make_normalizers
@@ -191,6 +191,7 @@ def make_agent(
     imitation: SelfImitation = SelfImitation(),
     state_dependent_noise: StateDependentNoise | None = None,
     initial_deviation: PositiveFloat | None = None,
+    extra_loss: own_loss.ExtraLoss | None = None,
 ) -> Agent:
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
@@ -225,15 +226,11 @@ def make_agent(
     normalized = (normalize_observations, normalize_rewards, normalize_values)
     noise = heads.noise_of(problem.specs.action, initial_deviation, state_dependent_noise)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', noise)
-    return PPOAgent(
-        problem,
-        actor_value,
-        problem.optimizers({'ppo': 3e-4}, 0.5),
-        loss,
-        normalizers,
-        max_kl=max_kl,
-        imitation=imitation,
+    optimizers = problem.optimizers({'ppo': 3e-4}, 0.5)
+    agent = PPOAgent(
+        problem, actor_value, optimizers, loss, normalizers, max_kl=max_kl, imitation=imitation, extra_loss=extra_loss
     )
+    return own_loss.checked(agent, extra_loss, problem.experience)
 
 
 def make_networks(
@@ -297,12 +294,12 @@ class PPOAgent(ActorValueAgent):
       trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
-    def __init__(self, *args: Any, max_kl: float | None = None, imitation: SelfImitation | None = None):
+    def __init__(self, *args: Any, max_kl: float | None = None, imitation: SelfImitation | None = None, **more: Any):
         """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`.
 
         With `imitation` it has `demonstrate`, as agents have that imitate recorded episodes.
         """
-        super().__init__(*args, records_distribution=True)
+        super().__init__(*args, records_distribution=True, **more)
         self._max_kl, self._imitation = max_kl, imitation or SelfImitation()
         if imitation:
             self.demonstrate = self._demonstrate
@@ -493,6 +490,9 @@ class PPOAgent(ActorValueAgent):
         if self._recorded:
             loss, share = self._imitation_loss(samples, counts, training)
             losses, metrics['imitated_share'] = losses + loss, tf.zeros_like(ratios) + share
+        if self._extra_loss:
+            term, own = own_loss.term_of(self._extra_loss, values, distribution, values, samples)
+            losses, metrics = losses + warmed_up(term), metrics | own
         if options.kl_coefficient:
             losses += warmed_up(self._kl_coefficient * divergence)
         metrics['kl_coefficient'] = tf.identity(self._kl_coefficient)

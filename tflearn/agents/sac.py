@@ -39,7 +39,7 @@ import tensorflow as tf
 from tf_agents.networks import network as network_lib
 from tf_agents.utils import common
 
-from tflearn.agents import actor_critic, parts
+from tflearn.agents import actor_critic, own_loss, parts
 from tflearn.agents.actor_critic import ActorCriticAgent, Networks
 from tflearn.agents.algorithm import Example, factory
 from tflearn.agents.parts import Problem
@@ -116,6 +116,7 @@ def make_agent(
     target_update_period: PositiveInt = 1,
     actor_network: network_lib.Network | None = None,
     state_dependent_noise: StateDependentNoise | None = None,
+    extra_loss: own_loss.ExtraLoss | None = None,
 ) -> Agent:
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
@@ -139,7 +140,8 @@ def make_agent(
     """
     network = checked_network(problem, 'SAC', ('shared',))
     if network.lstm_size:
-        _check_memory(conservative, actor_network=actor_network, state_dependent_noise=state_dependent_noise)
+        others = {'state_dependent_noise': state_dependent_noise, 'extra_loss': extra_loss}
+        _check_memory(conservative, actor_network=actor_network, **others)
         parts.check_experience(problem.experience, 'SAC', True, loss.burn_in_steps)
     networks = make_networks(problem.specs, network, critics_lib.CriticOptions(), actor_network, state_dependent_noise)
     rates = RATES if conservative.target_gap is None else {**RATES, 'conservative': 3e-4}
@@ -147,7 +149,10 @@ def make_agent(
     targets = networks.make_targets(target_update_tau, target_update_period)
     kind = RecurrentSACAgent if network.lstm_size else SACAgent
     rule = ensemble.Least(2, for_actor=True)
-    return kind(problem, networks, optimizers, targets, loss, rule=rule, conservative=conservative)
+    agent = kind(
+        problem, networks, optimizers, targets, loss, rule=rule, conservative=conservative, extra_loss=extra_loss
+    )
+    return own_loss.checked(agent, extra_loss, problem.experience)
 
 
 def checked_network(
@@ -238,10 +243,17 @@ class SACAgent(ActorCriticAgent):
     `excess_gap`: the critics' gaps, less the target gap.
     """
 
-    def __init__(self, problem: Problem, *args: Any, rule: ensemble.Rule, conservative: Conservative = Conservative()):
-        """Takes the arguments of `ActorCriticAgent`, the rule of targets and errors, and CQL's regularizer."""
+    def __init__(
+        self,
+        problem: Problem,
+        *args: Any,
+        rule: ensemble.Rule,
+        conservative: Conservative = Conservative(),
+        extra_loss: own_loss.ExtraLoss | None = None,
+    ):
+        """Takes the arguments of `ActorCriticAgent`, the rule of targets and errors, and those of `make_agent`."""
         super().__init__(problem, *args)
-        self._rule, self._conservative = rule, conservative
+        self._rule, self._conservative, self._extra_loss = rule, conservative, extra_loss
         self._stored_state = problem.experience.slicing.store_policy_state
         self._log_alpha = tf.Variable(self._options.initial_log_alpha, dtype=tf.float32, name='log_alpha')
         low, high = self._bounds()
@@ -260,7 +272,7 @@ class SACAgent(ActorCriticAgent):
         draws = self._draws if training else None
 
         def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            action, log_probs = self._draw(batch, following=True)
+            action, log_probs, _ = self._draw(batch, following=True)
             values, following = self._both_values(batch, action, training)
             bootstraps = self._rule.bootstraps(following, self._draws)
             y = critic_targets(batch.reward, batch.discount, bootstraps, log_probs, tf.exp(self._log_alpha))
@@ -272,10 +284,14 @@ class SACAgent(ActorCriticAgent):
             return losses, metrics | {'critic_loss': losses}
 
         def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            action, log_probs = self._draw(batch, training)
+            action, log_probs, distribution = self._draw(batch, training)
             value = self._rule.value(self._values(batch, action, self._critics, draws=draws))
             losses = actor_losses(log_probs, value, tf.exp(self._log_alpha))
-            return losses, {'actor_loss': losses, 'value': value, 'entropy': -tf.stop_gradient(log_probs)}
+            metrics = {'actor_loss': losses, 'value': value, 'entropy': -tf.stop_gradient(log_probs)}
+            if self._extra_loss:
+                term, own = own_loss.term_of(self._extra_loss, losses, distribution, value, batch)
+                losses, metrics = losses + term, metrics | own
+            return losses, metrics
 
         def alpha_loss(earlier: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             # Of the actor's own draws: others would cost another pass through its network.
@@ -318,14 +334,14 @@ class SACAgent(ActorCriticAgent):
         """Returns what the encoders of critics make of these observations."""
         return critics.features(batch.next_observation if following else batch.observation, training)
 
-    def _draw(self, batch: Any, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns actions of the policy, float32 [R, A], and their log-probabilities [R]."""
+    def _draw(self, batch: Any, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        """Returns actions of the policy, float32 [R, A], their log-probabilities [R], and the distribution."""
         return self._drawn(self._distribution(batch.next_observation if following else batch.observation, training))
 
-    def _drawn(self, distribution: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns actions [..., A] of a distribution, and their log-probabilities."""
+    def _drawn(self, distribution: Any) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        """Returns actions [..., A] of a distribution, their log-probabilities, and the distribution."""
         drawn = heads.sample(distribution, self._draws)
-        return tf.nest.flatten(drawn)[0], common.log_probability(distribution, drawn, self.action_spec)
+        return tf.nest.flatten(drawn)[0], common.log_probability(distribution, drawn, self.action_spec), distribution
 
     def _conservative_weight(self) -> float | tf.Tensor:
         if self._conservative.target_gap is None:
@@ -375,10 +391,10 @@ class RecurrentSACAgent(SACAgent):
         rows = actor_critic.of_steps(trained, self._options.gamma, self._options.reward_scale)
         return _Rows(rows.action, rows.reward, rows.discount, rows.counts, experience)
 
-    def _draw(self, batch: _Rows, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+    def _draw(self, batch: _Rows, training: bool = False, following: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
         state = recurrent.stored_state(batch.sequences) if self._stored_state else ()
-        drawn, log_probs = self._drawn(self._unrolled(self._actor, batch, state, training))
-        return _rows(drawn, following), _rows(log_probs, following)
+        drawn, log_probs, distribution = self._drawn(self._unrolled(self._actor, batch, state, training))
+        return _rows(drawn, following), _rows(log_probs, following), distribution
 
     def _features(self, batch: _Rows, critics: critics_lib.Critics, following: bool, training: bool) -> list[tf.Tensor]:
         return [_rows(self._unrolled(memory, batch, (), training), following) for memory in critics.encoders]
