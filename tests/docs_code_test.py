@@ -105,7 +105,9 @@ from optuna import trial
 bound = suggest(trial.FixedTrial({'steps': 8, 'rate': 1e-3}))
 assert bound[0] == 'experience.Slicing.sequence_length = 9' and len(bound) == 3
 """,
-    'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
+    'serving.md': """
+assert tf.make_ndarray(answer.outputs["action"]) in (0, 1) and decision.version == answer.model_spec.version.value
+""",
     'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',
     'watching.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
     'transforms.md': """

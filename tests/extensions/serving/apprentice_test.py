@@ -13,11 +13,14 @@ import pytest
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 
+import grpc
+
 from tests.testing import forks
 from tests.testing.served_policies import Publisher
 from tflearn.core import extensions
 from tflearn.core.waiting import is_listening, wait_until
 from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.extensions.serving.client import PolicyClient
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.local import free_port
 from tflearn.policies import states
@@ -59,10 +62,9 @@ def ask(port, observation, **headers):
 
 
 @contextlib.contextmanager
-def serving(root, end=signal.SIGTERM):
-    """A server whose policies are apprentices; yields the ports of REST and of the metrics."""
-    ports = free_port(), free_port(), free_port()
-    log = root / f'serve-{ports[0]}.log'
+def serving(root, ports, end=signal.SIGTERM):
+    """A server whose policies are apprentices, at the ports of gRPC, of REST and of the metrics."""
+    log = root / f'serve-{end}.log'
     names = ('port', 'rest_port', 'metrics_port')
     program = forks.start(
         'scripts.serve',
@@ -77,7 +79,7 @@ def serving(root, end=signal.SIGTERM):
     try:
         wait_until(lambda: is_listening(f'localhost:{ports[1]}'), 'the server', DEADLINE_SECS)
         wait_until(lambda: 'serves version' in log.read_text(), 'a version', DEADLINE_SECS)
-        yield ports[1:]
+        yield program
     finally:
         program.send_signal(end)
         assert program.wait(DEADLINE_SECS) in (0, -signal.SIGKILL), log.read_text()
@@ -98,7 +100,11 @@ def promote(root, *flags):
 def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
     publisher = Publisher(tmp_path / 'policies', part='observation')
     publisher.publish(2)  # which decides the opposite
-    with serving(tmp_path, signal.SIGKILL) as (port, metrics_port):
+    ports = _, port, metrics_port = free_port(), free_port(), free_port()
+    client, own = PolicyClient(f'localhost:{ports[0]}'), [rows[1][1]]
+    inputs = {'observation_observation': np.float32([rows[1][0]])}
+    decide = lambda secs=DEADLINE_SECS: client.decide(inputs, own, secs, {'event-id': 'back'})  # noqa: E731
+    with serving(tmp_path, ports, signal.SIGKILL):
         for text, error in (
             (None, 'got no default-action; need the action that the product takes by itself, 0 to 1, such as'),
             ('2', 'got default-action: 2; need the action that the product takes by itself, 0 to 1'),
@@ -118,24 +124,31 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         assert 'tflearn_apprentice_decisions_total{model="greedy_policy",result="same"} 4.0' in metrics
         assert 'tflearn_apprentice_agreement{model="greedy_policy"} 0.1' in metrics
         wait_until(lambda: len(lines_of(tmp_path)) >= 40, 'the log', DEADLINE_SECS)
-    with serving(tmp_path) as (port, _):
+    # Without a server the product's own choice is taken, and not logged.
+    actions, version, error = decide()
+    assert (actions.tolist(), version) == (own, None) and error.startswith('UNAVAILABLE: ')
+    with serving(tmp_path, ports) as server:
+        actions, version, error = wait_until(lambda: (found := decide()).version and found, 'it', DEADLINE_SECS)
+        assert (actions.tolist(), version, error) == (own, 2, '')
         publisher.publish(3)
         is_asked = lambda: status().get('greedy_policy_version') == 3  # noqa: E731
         wait_until(is_asked, 'the new version', DEADLINE_SECS)
         for number, (observation, choice) in enumerate(rows):
             answer = ask(port, observation, default_action=str(choice), event_id=f'b-{number}')
             assert answer == (200, {'predictions': [choice]})
-        wait_until(lambda: len(lines_of(tmp_path)) >= 100, 'the log', DEADLINE_SECS)
+        wait_until(lambda: len(lines_of(tmp_path)) >= 101, 'the log', DEADLINE_SECS)
         lines = lines_of(tmp_path)
-        assert [line['id'] for line in lines] == [f'a-{i}' for i in range(40)] + [f'b-{i}' for i in range(60)]
+        assert [line['id'] for line in lines] == [f'a-{i}' for i in range(40)] + ['back'] + [
+            f'b-{i}' for i in range(60)
+        ]
         assert {(line['arm'], line['probability']) for line in lines} == {('apprentice', 1.0)}
-        assert [line['action'] for line in lines[40:]] == [choice for _, choice in rows]
+        assert [line['action'] for line in lines[41:]] == [choice for _, choice in rows]
         # What was counted is in the log, whichever server has written it.
         ended = promote(tmp_path, f'--apprentice={tmp_path}/log', '--decisions=20')
         assert ended.returncode == 0 and ended.stdout.splitlines() == [
             'version 3: as the product in 54 of 60 decisions (90.0%), in 18 of the last 20 (90.0%); need 90.0% of the '
             'last 20: ready',
-            'version 2: as the product in 4 of 40 decisions (10.0%), in 2 of the last 20 (10.0%); need 90.0% of the '
+            'version 2: as the product in 4 of 41 decisions (9.8%), in 1 of the last 20 (5.0%); need 90.0% of the '
             'last 20: not ready',
         ], ended.stderr
         judged = f'--apprentice={tmp_path}/log', '--candidate=3'
@@ -151,12 +164,21 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         found = [ask(port, observation, default_action=str(choice))[1] for observation, choice in rows[:20]]
         assert found != [{'predictions': [choice]} for _, choice in rows[:20]], 'half of a half is drawn'
         wait_until(lambda: status()['greedy_policy_recent_agreement'] is None, 'the status', DEADLINE_SECS)
+        assert decide().version == 3
+        server.send_signal(signal.SIGSTOP)
+        assert decide(0.1)[:2] == (own, None) and decide(0.1).error.startswith('DEADLINE_EXCEEDED: ')
+        server.send_signal(signal.SIGCONT)
+        with pytest.raises(ValueError, match='got the default 1; need the number of an action for each of the 1 rows'):
+            client.decide(inputs, 1, 1.0)
+        with pytest.raises(grpc.RpcError, match='got the input'):
+            client.decide({'x': np.zeros(1)}, own, DEADLINE_SECS)
+    client.close()
     # No gate takes the log of the product's own choices for an explored one.
     rewarded = [line | {'reward': line['action']} for line in lines]
     (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in rewarded))
     (tmp_path / 'map.toml').write_text(COLUMNS)
     extensions.load('import').import_logs([tmp_path / 'log.jsonl'], tmp_path / 'map.toml', tmp_path / 'data')
-    assert EpisodeReader(Dataset([f'{tmp_path}/data'])).num_episodes == 100
+    assert EpisodeReader(Dataset([f'{tmp_path}/data'])).num_episodes == 101
     publisher.publish(4)
     ended = promote(tmp_path, '--candidate=4', f'--data={tmp_path}/data', '--margin=0.1')
     assert (

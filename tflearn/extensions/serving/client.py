@@ -3,7 +3,7 @@
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -17,6 +17,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.types import check_batch
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.serving import tensor_protos
+from tflearn.extensions.serving.apprentice import DEFAULT_ACTION
 from tflearn.extensions.serving.tensor_protos import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -40,6 +41,28 @@ _TEMPORARY = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
+# Of a server that cannot answer now, whatever is asked; the other codes are of mistakes.
+_OUT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+
+
+class Decision(NamedTuple):
+    """Actions, of a server or the product's own.
+
+    Attributes:
+      actions: the actions to take, [B].
+      version: the version of the policy that was asked; None: no server has answered, and the actions are the default.
+      error: why no server has answered; '' if one has.
+    """
+
+    actions: np.ndarray
+    version: int | None
+    error: str = ''
 
 
 class PolicyClient:
@@ -87,12 +110,14 @@ class PolicyClient:
         inputs: Mapping[str, np.ndarray],
         signature: str = signatures.DEFAULT,
         metadata: Mapping[str, str] = types.MappingProxyType({}),
+        timeout_secs: float | None = None,
     ) -> tuple[dict[str, np.ndarray], int]:
         """Computes one signature on the server.
 
         Args:
           inputs: arrays [B, ...] of the signature's dtypes, by name.
           metadata: of the request, such as its 'event-id'.
+          timeout_secs: the time in which it has to be answered; None is that of the client.
 
         Returns:
           The outputs by name, and the version that computed them.
@@ -107,9 +132,44 @@ class PolicyClient:
             request.model_spec.version.value = self._version
         for name, value in inputs.items():
             tensor_protos.fill(request.inputs[name], np.asarray(value), content=True)
-        response = self._stub.Predict(request, self._timeout_secs, (*self._metadata, *metadata.items()))
+        timeout_secs = self._timeout_secs if timeout_secs is None else timeout_secs
+        response = self._stub.Predict(request, timeout_secs, (*self._metadata, *metadata.items()))
         outputs = {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
         return outputs, response.model_spec.version.value
+
+    def decide(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        default: Sequence[int],
+        timeout_secs: float,
+        metadata: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> Decision:
+        """Chooses the actions of a policy of one Discrete action; the product's own ones if no server answers in time.
+
+        Args:
+          inputs: arrays [B, ...] by name.
+          default: the product's own choice, [B]. A server with --apprentice answers with it too.
+          timeout_secs: the time in which the server has to answer.
+          metadata: of the request, such as its 'event-id'.
+
+        Returns:
+          The decision. One without a version is not logged: report no outcome of it.
+
+        Raises:
+          ValueError: if there is no default for each row.
+          grpc.RpcError: with the server's status if the request is wrong, or the client may not ask.
+        """
+        actions, rows = np.asarray(default), len(next(iter(inputs.values())))
+        if actions.shape != (rows,) or actions.dtype.kind not in 'iu':
+            raise UserValueError(f'got the default {default}; need the number of an action for each of the {rows} rows')
+        metadata = {**metadata, DEFAULT_ACTION: ','.join(map(str, actions.tolist()))}
+        try:
+            outputs, version = self.predict(inputs, metadata=metadata, timeout_secs=timeout_secs)
+        except grpc.RpcError as error:
+            if error.code() not in _OUT:
+                raise
+            return Decision(actions, None, f'{error.code().name}: {error.details()}')
+        return Decision(outputs['action'], version)
 
     def slate(
         self, inputs: Mapping[str, np.ndarray], num_slots: int, name: str, mask: str, position: str = ''
