@@ -23,10 +23,10 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions, Videos
 from tflearn.policies import model_card, versions
 from tflearn.policies.exporter import PolicyExporter
 
-make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1')
+make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=100)
 
 # Weights of cart position, its speed, pole angle, its speed.
-BALANCES = (0.1, 0.2, 1.0, 1.0)  # 500 steps, which is all there are
+BALANCES = (0.1, 0.2, 1.0, 1.0)  # 100 steps, which is all there are
 FALLS = (0.0, 0.0, 0.0, 0.0)  # about 10
 RESULT = {'reason': 'num_train_steps 9 reached', 'train_step': 9, 'env_steps': 90, 'seconds': 1.5}
 
@@ -107,28 +107,28 @@ def test_run_ends_with_its_last_policy(run):
     assert list(first)[:5] == ['train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns']
     assert (first['train_step'], first['env_steps'], first['num_episodes'], len(first['returns'])) == (0, 0, 4, 4)
     assert first['mean_return'] == sum(first['returns']) / 4 < 20
-    assert last['returns'] == [500.0] * 4
+    assert last['returns'] == [100.0] * 4
     assert read_json(run.dir.done) == {
         **RESULT,
         'policy': 'policies/greedy_policy/9',
         'evaluation': {
             'train_step': 9,
             'env_steps': 90,
-            'mean_return': 500.0,
+            'mean_return': 100.0,
             'num_episodes': 4,
-            'returns': [500.0] * 4,
+            'returns': [100.0] * 4,
             'metrics': {'reward': 1.0},
         },
         'best_policy': 'policies/greedy_policy/9',
     }
     status = read_json(run.dir.status('evaluate'))
     assert status['state'].startswith('finished')
-    assert (status['train_step'], status['mean_return'], status['best_mean_return']) == (9, 500.0, 500.0)
+    assert (status['train_step'], status['mean_return'], status['best_mean_return']) == (9, 100.0, 100.0)
     assert run.dir.learning_curve.stat().st_size > 1000
     assert run.dir.evaluation_image.samefile(run.dir.learning_curve)
     written = written_summaries.scalars(run.dir.summaries('evaluate'))
-    assert written['evaluate/mean_return'] == {0: first['mean_return'], 9: 500.0}
-    assert written['evaluate_by_env_steps/mean_return'] == {0: first['mean_return'], 90: 500.0}
+    assert written['evaluate/mean_return'] == {0: first['mean_return'], 9: 100.0}
+    assert written['evaluate_by_env_steps/mean_return'] == {0: first['mean_return'], 90: 100.0}
     low, high = first['mean_return_interval']
     assert low < first['mean_return'] < high
     assert written['evaluate/mean_return_low'][0] == pytest.approx(low)
@@ -208,7 +208,7 @@ def test_a_version_that_cannot_be_kept_is_confirmed(run):
     """No room for the mark, say: here it is a link to itself, to which nothing can be written."""
     version = run.export(0, BALANCES)
     (version / versions.KEPT).symlink_to(versions.KEPT)
-    run.start(target_return=475.0)
+    run.start(target_return=95.0)
     wait_until(run.dir.stop_request.exists, 'the request', 60.0)
     assert side_tasks.failures[f'mark {version} as {versions.KEPT}'] == 1
     write_json(run.dir.train_result, RESULT)
@@ -238,9 +238,9 @@ def test_reports_while_its_environments_are_reset(run):
 
 def test_target_reached_twice_ends_training(run):
     run.export(3, BALANCES)
-    run.start(target_return=475.0)
+    run.start(target_return=95.0)
     request = wait_until(lambda: read_json(run.dir.stop_request), 'the stop request', 60)
-    assert request['reason'].startswith('target_return 475 reached')
+    assert request['reason'].startswith('target_return 95 reached')
     # The train job continues for a while; it must not prune the run's result.
     for train_step in (4, 5, 6, 7):
         run.export(train_step, FALLS)
@@ -275,10 +275,10 @@ def test_target_reached_once_does_not_end_training(run):
 
 def test_job_killed_after_its_request_finishes_the_run(run):
     run.export(3, BALANCES)
-    evaluation = {'train_step': 3, 'env_steps': 30, 'mean_return': 499.0, 'num_episodes': 1, 'returns': [499.0]}
-    write_json(run.dir.stop_request, {'reason': 'target_return 475 reached', 'evaluation': evaluation})
+    evaluation = {'train_step': 3, 'env_steps': 30, 'mean_return': 99.0, 'num_episodes': 1, 'returns': [99.0]}
+    write_json(run.dir.stop_request, {'reason': 'target_return 95 reached', 'evaluation': evaluation})
     write_json(run.dir.train_result, RESULT)
-    run.start(target_return=475.0)
+    run.start(target_return=95.0)
     assert run.join() == []
     assert run.evaluations() == []
     assert read_json(run.dir.done)['evaluation'] == evaluation
@@ -301,7 +301,7 @@ def test_evaluates_each_version_once_in_order_and_keeps_the_best(run):
     assert versions.versions(run.dir.greedy_policy) == [40, 2000, 3000]
     best = read_json(run.dir.greedy_policy / 'best' / 'metadata.json')
     recorded = run.evaluations()[1]
-    assert (best['train_step'], best['env_steps'], best['evaluation']['mean_return']) == (40, 400, 500.0)
+    assert (best['train_step'], best['env_steps'], best['evaluation']['mean_return']) == (40, 400, 100.0)
     assert best['evaluation'].items() <= recorded.items() and best['exported_at'] == recorded['exported_at']
     assert 'evaluation' not in read_json(run.dir.greedy_policy / '3000' / 'metadata.json')
     done = read_json(run.dir.done)
@@ -389,7 +389,7 @@ def test_retrained_step_is_evaluated_again(run):
     write_json(run.dir.train_result, RESULT)
     assert run.join() == []
     assert [evaluation['train_step'] for evaluation in run.evaluations()] == [9, 8, 9]
-    assert read_json(run.dir.done)['evaluation']['mean_return'] == 500.0
+    assert read_json(run.dir.done)['evaluation']['mean_return'] == 100.0
 
 
 def test_finished_run_is_left_alone(run):

@@ -23,7 +23,7 @@ from tflearn.jobs.run import Run
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.policy_function import load_policy
 
-CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
+CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=100)
 
 
 class Costly(gymnasium.Wrapper):
@@ -74,9 +74,9 @@ def results(root):
 def test_versions_by_name_number_and_path(exported):
     greedy = RunDir(exported).greedy_policy
     for given in ({'train_step': 3}, {'policy': 'greedy_policy/3'}, {'policy': str(greedy / '3')}):
-        assert 'mean return 500.00 of 3 episodes' in run(exported, **given)
+        assert 'mean return 100.00 of 3 episodes' in run(exported, **given)
     for given in ({}, {'policy': 'latest'}, {'policy': str(exported)}, {'policy': str(greedy)}):
-        assert 'train step 9: mean return 8.67 of' in run(exported, **given)
+        assert 'train step 9: mean return 10.00 of' in run(exported, **given)
     found = results(exported)
     assert {f'greedy_policy-{step}-{number}.json' for step, number in ((3, 1), (3, 3), (9, 1), (9, 4))} < found.keys()
     assert {each['path'] for each in found.values()} == {str(greedy / '3'), str(greedy / '9')}
@@ -97,7 +97,7 @@ def test_a_call_from_python_plays_the_episodes_of_the_program(exported):
     assert list(found.returns) == written['returns'], "TF-Agents' own policy, as learner.agent.policy is one"
     options = EvaluateOptions(max_steps_per_episode=60)
     assert tflearn.evaluate(balance, CARTPOLE, 2, options=options).lengths == (60, 60)
-    assert tflearn.evaluate('random', CARTPOLE, 2).mean_return < 100
+    assert tflearn.evaluate('random', CARTPOLE, 2).mean_return < 80
     assert tflearn.evaluate('random', CARTPOLE, 2) == tflearn.evaluate('random', CARTPOLE, 2)
     for given, message in (
         ((None, CARTPOLE), 'need a function'),

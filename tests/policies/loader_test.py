@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -104,16 +103,31 @@ def test_missing_and_damaged_versions_raise_different_errors(exported, tmp_path)
         external.load(tmp_path)
 
 
-def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
+def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path, monkeypatch):
+    """As soon as it is found, and when it is about to be read."""
     exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=1)
     exporter.export(0, {})
-    thread = threading.Thread(target=lambda: [exporter.export(step, {}) for step in range(1, 60)], daemon=True)
-    thread.start()
-    steps = [0]
-    while thread.is_alive():
-        steps.append(external.load(tmp_path).train_step)
-    assert external.load(tmp_path).train_step == 59
-    assert steps == sorted(steps)
+    find, load, pruned = versions.find, loader.load, []
+
+    def replace(step):
+        if step not in pruned:
+            pruned.append(step)
+            exporter.export(step + 1, {})
+
+    def find_early(path, train_step=None):
+        version = find(path, train_step)
+        if version.name == '0':
+            replace(0)
+        return version
+
+    def load_late(version):
+        replace(1)
+        return load(version)
+
+    monkeypatch.setattr(versions, 'find', find_early)
+    monkeypatch.setattr(loader, 'load', load_late)
+    assert external.load(tmp_path).train_step == 2
+    assert pruned == [0, 1]
 
 
 def _served(version, observations):

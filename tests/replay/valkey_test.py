@@ -352,8 +352,7 @@ def test_blocked_writers_wait_without_asking_and_go_on_in_their_order(serve, ask
     before = calls(ask, served)
     assert not threading.Event().wait(1.0)
     assert calls(ask, served) - before < 6  # those of this test
-    found = read(served, REPLAY, 3)
-    found = [int(item[0, 0]) for item in found]
+    found = [int(item[0, 0]) for item in read(served, REPLAY, 3)]
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()

@@ -44,7 +44,7 @@ def test_one_job_at_a_time_moves_it_and_ctrl_c_stops_it_first(tmp_path):
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     flags = [f'--gin_bindings={binding}' for binding in SMALL]
-    with Program('launch', '--root_dir=run', '--gin_file=run.gin', *flags, folder=tmp_path) as launch:
+    with Program('launch', '--root_dir=run', '--gin_file=run.gin', *flags, folder=tmp_path, forked=True) as launch:
         launch.wait_for(lambda: num_evaluations() >= 3, 'three evaluations')
         movers = {str(pid(run_dir, job)) for job in ('collect_0', 'evaluate')}
         stopped_at = time.time()

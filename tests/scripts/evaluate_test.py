@@ -16,7 +16,8 @@ from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
 
-BALANCES = (0.1, 0.2, 1.0, 1.0)  # 500 steps of CartPole, which is all there are
+BALANCES = (0.1, 0.2, 1.0, 1.0)  # 100 steps of CartPole, which is all there are
+SHORT = '--gin_bindings=gymnasium_env.make.max_episode_steps = 100'
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +37,7 @@ def finished(tmp_path_factory):
 
 
 def test_evaluates_a_policy_of_a_finished_run_by_several_processes(finished):
-    flags = (f'--root_dir={finished.root}', '--gin_file=dqn_cartpole')
+    flags = (f'--root_dir={finished.root}', '--gin_file=dqn_cartpole', SHORT)
     again = run('evaluate', *flags)
     assert (again.returncode, again.stdout) == (0, '')
     assert 'nothing to do, unless' in again.stderr
@@ -46,11 +47,11 @@ def test_evaluates_a_policy_of_a_finished_run_by_several_processes(finished):
         ended = run('evaluate', *flags, '--policy=best', *more)
         assert ended.returncode == 0, ended.stderr
         result, where = ended.stdout.splitlines()
-        start = f'{finished.greedy_policy / "3"}, train step 3: mean return 500.00 of {episodes} episodes (95%'
+        start = f'{finished.greedy_policy / "3"}, train step 3: mean return 100.00 of {episodes} episodes (95%'
         assert result.startswith(start)
         written = finished.policy_evaluations / f'greedy_policy-3-{number}.json'
         assert where == f'written to {written}'
-        assert json.loads(written.read_text())['returns'] == [500.0] * episodes
+        assert json.loads(written.read_text())['returns'] == [100.0] * episodes
     assert not finished.evaluations.exists()
 
 
@@ -69,10 +70,10 @@ def test_processes_share_the_episodes_of_each_version_of_a_run(finished, tmp_pat
         'evaluate.target_return = None',
     )
     flags = [f'--gin_bindings={binding}' for binding in bindings]
-    ended = run('evaluate', f'--root_dir={run_dir.root}', '--gin_file=dqn_cartpole', *flags)
+    ended = run('evaluate', f'--root_dir={run_dir.root}', '--gin_file=dqn_cartpole', SHORT, *flags)
     assert ended.returncode == 0, ended.stderr
     first, second = (json.loads(line) for line in run_dir.evaluations.read_text().splitlines())
-    assert (first['train_step'], first['returns']) == (3, [500.0] * 7)
+    assert (first['train_step'], first['returns']) == (3, [100.0] * 7)
     assert (second['train_step'], second['num_episodes']) == (9, 7)
     assert second['mean_return'] == sum(second['returns']) / 7 < 20
     assert len(set(second['returns'])) > 1, 'and not of one seed'
@@ -82,12 +83,12 @@ def test_processes_share_the_episodes_of_each_version_of_a_run(finished, tmp_pat
 
 def test_evaluates_copied_policies_of_another_run_at_once(finished, tmp_path):
     shutil.copytree(finished.policies, tmp_path / 'copy' / 'policies', symlinks=True)
-    flags = (f'--root_dir={tmp_path / "other"}', '--gin_file=dqn_cartpole', '--episodes=4')
+    flags = (f'--root_dir={tmp_path / "other"}', '--gin_file=dqn_cartpole', SHORT, '--episodes=4')
     ended = run('evaluate', *flags, f'--policy={tmp_path / "copy"}', '--sampled', f'--output={tmp_path / "found.json"}')
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / 'found.json').read_text())
     assert (found['path'], found['train_step']) == (str(tmp_path / 'copy' / 'policies' / 'raw_policy' / '3'), 3)
-    assert (found['sampled'], found['returns']) == (True, [500.0] * 4)
+    assert (found['sampled'], found['returns']) == (True, [100.0] * 4)
     assert 'gymnasium_env.make(' in found['environment'] and "name = 'CartPole-v1'" in found['environment']
     wrong = run('evaluate', *flags, f'--policy={tmp_path / "nowhere"}', '--num_processes=2')
     assert wrong.returncode == 2

@@ -243,8 +243,13 @@ def run(*arguments, job='train'):
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
 
 
-@pytest.mark.parametrize('job', ['replay_server', 'collect', 'train', 'synchronous', 'evaluate'])
-@pytest.mark.parametrize('flag', ['--help', '--helpfull'])
+@pytest.mark.parametrize(
+    ('job', 'flag'),
+    [
+        *((job, '--help') for job in ('replay_server', 'collect', 'train', 'synchronous', 'evaluate')),
+        ('train', '--helpfull'),
+    ],
+)
 def test_help(job, flag):
     ended = run(flag, job=job)
     assert (ended.returncode, ended.stderr) == (0, '')
