@@ -107,7 +107,7 @@ class LogitsAndValue(tf.keras.Model):
 TWO = EnvironmentSpecs(DISCRETE.observation, tensor_spec.BoundedTensorSpec((2,), tf.int64, [0, 0], [1, 2]))
 
 
-@pytest.mark.parametrize('name', ['ppo', 'impala', 'appo'])
+@pytest.mark.parametrize('name', ['ppo', 'impala'])  # APPO's has IMPALA's
 @pytest.mark.parametrize('specs', [DISCRETE, TWO])
 def test_heads_of_its_own(name, specs):
     made = []

@@ -23,6 +23,7 @@ from tflearn.sampling.source import Source
 
 # Batches are taken one by one, not in stacks for XLA, where a test is not about how they are taken.
 ONE_BY_ONE = LoopOptions(jit_compile=False)
+PLAIN = LearnerOptions(loop=ONE_BY_ONE)
 
 
 def _values(agent):
@@ -96,7 +97,7 @@ class CountedSource(Source):
 
 def test_batch_source_trains_like_a_dataset_and_reports_info_of_the_last_batch(tmp_path, make_agent, make_dataset_fn):
     one, other, source = make_agent(), make_agent(), CountedSource()
-    expected = Learner(one, make_dataset_fn(), RunDir(tmp_path / 'a')).run(5)
+    expected = Learner(one, make_dataset_fn(), RunDir(tmp_path / 'a'), options=PLAIN).run(5)
     got = Learner(other, source, RunDir(tmp_path / 'b')).run(5)
     assert source.num_traces == 2, 'for the specs, and in the program'
     assert got.loss == pytest.approx(expected.loss, rel=1e-5)
@@ -169,13 +170,13 @@ def test_resumed_run_equals_uninterrupted_run_whose_loss_is_the_mean_over_the_st
     tmp_path, make_agent, make_dataset_fn
 ):
     straight = make_agent()
-    whole = Learner(straight, make_dataset_fn(), RunDir(tmp_path / 'straight')).run(20)
+    whole = Learner(straight, make_dataset_fn(), RunDir(tmp_path / 'straight'), options=PLAIN).run(20)
 
-    first = Learner(make_agent(), make_dataset_fn(0, 10), RunDir(tmp_path / 'resumed'))
+    first = Learner(make_agent(), make_dataset_fn(0, 10), RunDir(tmp_path / 'resumed'), options=PLAIN)
     losses = [first.run(1).loss for _ in range(10)]
     first.close()
     resumed = make_agent()
-    second = Learner(resumed, make_dataset_fn(10), RunDir(tmp_path / 'resumed'))
+    second = Learner(resumed, make_dataset_fn(10), RunDir(tmp_path / 'resumed'), options=PLAIN)
     assert second.step == 10
     losses += [second.run(1).loss for _ in range(10)]
     _assert_equal(resumed, straight)
@@ -209,10 +210,8 @@ def test_a_changed_learning_rate_counts_after_a_restore(tmp_path, make_agent, ma
 @pytest.mark.parametrize(
     ('rule', 'terminal', 'answer', 'saved'),
     [
-        pytest.param('always', True, 'n', True, marks=pytest.mark.slow),  # as in many other tests
         ('never', True, 'y', False),
         ('ask', True, 'n', False),
-        pytest.param('ask', True, 'y', True, marks=pytest.mark.slow),  # as without a terminal
         ('ask', False, 'n', True),
     ],
 )
@@ -259,7 +258,7 @@ def test_data_without_a_batch_are_refused(tmp_path, make_agent, make_dataset_fn)
 
 @lanes.classic
 def test_data_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
-    learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path))
+    learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path), options=PLAIN)
     assert not learner.run(7).data_ended
     result = learner.run(7)
     assert (result.num_steps, result.data_ended) == (0, True)
@@ -308,7 +307,7 @@ def test_reports_time_spent_waiting_for_data(tmp_path, make_agent, make_dataset_
         threading.Event().wait(0.05)
 
     dataset_fn = lambda context: make_dataset_fn()(context).map(slowly)  # noqa: E731
-    learner = Learner(make_agent(), dataset_fn, RunDir(tmp_path))
+    learner = Learner(make_agent(), dataset_fn, RunDir(tmp_path), options=PLAIN)
     learner.run(1)
     start = time.monotonic()
     result = learner.run(20)
@@ -351,24 +350,6 @@ def test_other_threads_see_how_long_it_waits_for_a_dataset(tmp_path, make_agent,
 
 
 @lanes.classic
-def test_closing_twice_calls_triggers_once(tmp_path, make_agent, make_dataset_fn):
-    calls = []
-
-    class Trigger:
-        def __call__(self, before, after):
-            return False
-
-        def end(self, step):
-            calls.append(step)
-
-    options = LearnerOptions(loop=ONE_BY_ONE)
-    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=[Trigger()], options=options) as learner:
-        learner.train(StopConditions(4), steps_per_call=2)
-        assert calls == [4]
-    assert calls == [4]
-
-
-@lanes.classic
 def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, make_agent, make_dataset_fn):
     ends = []
 
@@ -383,7 +364,7 @@ def test_an_action_that_fails_again_at_the_end_costs_no_train_step(tmp_path, mak
             ends.append(step)
 
     triggers = [PeriodicAction(fail, every_steps=6), PeriodicAction(fail, every_steps=100, at_end=True), Ending()]
-    given = {'data': make_dataset_fn(), 'run_dir': RunDir(tmp_path), 'options': LearnerOptions(loop=ONE_BY_ONE)}
+    given = {'data': make_dataset_fn(), 'run_dir': RunDir(tmp_path), 'options': PLAIN}
     with (
         pytest.raises(RuntimeError, match='no room on the web server at train step 8'),
         Learner(make_agent(), triggers=triggers, **given) as learner,

@@ -154,25 +154,6 @@ def test_each_worker_takes_the_batches_that_are_left_of_its_part(tmp_path, pipel
         assert 'begins again' not in ''.join(logs)
 
 
-@pytest.mark.slow  # tests/runs/multi_worker_test.py does so with tflearn-train
-def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
-    with Cluster(tmp_path / 'run', 'endless') as cluster:
-        for worker in (0, 1):
-            cluster.wait_for('at train step 8', worker)
-        cluster.processes[1].send_signal(signal.SIGTERM)
-        facts, (chief, other) = cluster.results()
-    assert facts[0]['step'] == facts[1]['step'] >= 8
-    _assert_near(chief, other, rtol=0, atol=0)
-
-
-@pytest.mark.slow  # the test above kills the chief
-def test_when_another_worker_dies_the_chief_ends_with_an_error(tmp_path):
-    with Cluster(tmp_path / 'run', 'endless') as cluster:
-        for worker in (0, 1):
-            cluster.wait_for('at train step 8', worker)
-        _kill(cluster, 1)
-
-
 @pytest.mark.slow
 def test_watchdog_ends_the_worker_that_waits_for_a_stuck_one(tmp_path):
     with Cluster(tmp_path / 'run', 'stuck') as cluster:

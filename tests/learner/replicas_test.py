@@ -29,7 +29,8 @@ from tflearn.core import strategies
 from tflearn.core.experience import BatchItems
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.files.run_dir import RunDir
-from tflearn.learner.learner import Learner
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import optimizers
 from tflearn.optimization.conservative import Conservative
@@ -252,7 +253,8 @@ def _run(name, replicas, directory):
         agent = _make(name, experience, optimizer=_Recording(gradient_clipping=CLIPPING))
         _set_weights(agent)
     dataset_fn = functools.partial(_dataset_fn, agent, experience.slicing.sequence_length)
-    learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy)
+    options = LearnerOptions(loop=LoopOptions(jit_compile=False))
+    learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy, options=options)
     result = learner.run(NUM_STEPS)
     assert (result.num_steps, learner.step) == (NUM_STEPS, NUM_STEPS)
     parameters = [variable.numpy() for variable in _variables(agent)]

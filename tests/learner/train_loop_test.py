@@ -9,8 +9,13 @@ from tflearn.core import strategies
 from tflearn.files.run_dir import RunDir
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
+from tflearn.learner.train_loop import LoopOptions
 
 STRATEGIES = ['default', *(pytest.param(f'mirrored:{count}', marks=pytest.mark.slow) for count in (2, 4))]
+
+
+def _options(summaries):
+    return LearnerOptions(None, summaries, loop=LoopOptions(jit_compile=False))
 
 
 @pytest.fixture
@@ -20,7 +25,7 @@ def train(tmp_path, make_agent, make_dataset_fn):
     def train(calls, strategy='default', name='run', debug_summaries=False, **settings):
         made, run_dir = strategies.make(strategy), RunDir(tmp_path / name)
         agent = make_agent(made, debug_summaries=debug_summaries)
-        options = LearnerOptions(None, SummaryOptions(**settings))
+        options = _options(SummaryOptions(**settings))
         learner = Learner(agent, make_dataset_fn(), run_dir, strategy=made, options=options)
         results = [learner.run(num_steps) for num_steps in calls]
         learner.close()
@@ -62,7 +67,7 @@ def test_only_the_summary_program_writes_summaries(tmp_path, make_agent, make_da
 def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn):
     """Here the variable grows by 2 with each train step, which is known after the first call."""
     agent, run_dir = recording_agent.make(counts_twice=True), RunDir(tmp_path)
-    learner = Learner(agent, make_dataset_fn(), run_dir, options=LearnerOptions(None, SummaryOptions(5)))
+    learner = Learner(agent, make_dataset_fn(), run_dir, options=_options(SummaryOptions(5)))
     for num_steps in (1, 8):
         assert learner.run(num_steps).num_steps == num_steps
     learner.close()
@@ -184,7 +189,7 @@ def test_writes_texts(tmp_path, make_agent, make_dataset_fn):
         asked.append(True)
         return {'run/seed': '7'}
 
-    options = LearnerOptions(None, SummaryOptions(sources=SummarySources(texts=texts)))
+    options = _options(SummaryOptions(sources=SummarySources(texts=texts)))
     learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=options)
     assert not asked
     learner.run(1)
