@@ -135,27 +135,6 @@ def test_the_weight_is_adapted_to_the_target_gap():
         assert (float(agent._log_conservative_weight) > 0) == grows
 
 
-@pytest.mark.slow  # the tests above check the loss that does it
-def test_values_of_other_actions_fall():
-    """Rewards are 0 everywhere; the data's actions are at the upper bounds."""
-    differences = {}
-    for weight in (0.0, 1.0):
-        agent = _agent(
-            optimizer=OptimizerOptions({'critic': 1e-2}),
-            loss=sac.SACLoss(gamma=0.0),
-            conservative=Conservative(weight, num_actions=3),
-        )
-        data = example_data.sequences(agent, 32, 2)
-        data = data._replace(action=tf.fill(data.action.shape, 0.95), reward=tf.zeros_like(data.reward))
-        train = tf.function(agent.train, autograph=False)
-        for _ in range(60):
-            train(data)
-        observation = data.observation[:, 0]
-        own, other = (tf.reduce_mean(agent._critics(observation, tf.fill((32, 2), action))) for action in (0.95, -0.95))
-        differences[weight] = float(own - other)
-    assert differences[1.0] > differences[0.0] + 0.5
-
-
 def test_without_it_the_agent_has_the_same_variables():
     assert len(_agent().variables) == len(_agent(conservative=Conservative(1.0, num_actions=3)).variables)
 

@@ -40,11 +40,21 @@ SMALL = {
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
-def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path, capfd):
-    run = tflearn.train(**SMALL, root_dir=tmp_path, seed=1)
+def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path):
+    seen = []
+
+    def make_triggers(learner):
+        return [tflearn.PeriodicAction(lambda step: seen.append((step, learner.collected())), every_steps=20)]
+
+    options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
+    run = tflearn.train(**{**SMALL, 'learner_options': options}, root_dir=tmp_path, seed=1)
     assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
     assert run.env_steps >= 50
     assert run.run_dir.root == tmp_path
+    assert [step // 20 for step, _ in seen] == [1, 2, 3]  # some train steps are taken together
+    env_steps = [found['env_steps'] for _, found in seen]
+    assert 0 < env_steps[0] < env_steps[1] < env_steps[2] <= run.env_steps
+    assert seen[-1][1]['mean_return'] is not None and seen[-1][1]['episodes'] > 0
     assert [evaluation['train_step'] for evaluation in run.evaluations] == [0, 30, 60]
     assert [len(evaluation['returns']) for evaluation in run.evaluations] == [3, 3, 3]
     assert run.returns == tuple(np.mean(evaluation['returns']) for evaluation in run.evaluations)
@@ -68,12 +78,6 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     assert more.evaluations[:3] == run.evaluations, 'nothing that was there is lost'
     assert more.evaluations[-1]['train_step'] == more.train_step
     assert json.loads((tmp_path / 'DONE-1').read_text())['train_step'] == 60
-
-
-@pytest.mark.slow  # tests/jobs/synchronous_test.py compares weights and metrics by default
-def test_the_same_seed_gives_the_same_returns(tmp_path):
-    one, same = (tflearn.train(**SMALL, root_dir=tmp_path / name, seed=1) for name in ('one', 'same'))
-    assert one.returns == same.returns
 
 
 class Counter(gymnasium.Env):
@@ -235,16 +239,6 @@ def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
     assert list(tflearn.RunDir(tmp_path).checkpoints.glob('ckpt-*.index')), 'a call that goes on begins with it'
 
 
-@pytest.mark.slow  # above, runs go on from checkpoints, and end with a target
-def test_a_run_goes_on_to_its_target_after_an_error(tmp_path):
-    test_an_error_in_an_evaluation_ends_the_run(tmp_path)
-    begun = max(int(path.stem.rpartition('-')[2]) for path in tflearn.RunDir(tmp_path).checkpoints.glob('ckpt-*.index'))
-    run = tflearn.train(**{**SMALL, 'num_train_steps': 10**6, 'target_return': 5.0}, root_dir=tmp_path)
-    assert run.train_step >= begun, 'it went on from the checkpoint of the first call'
-    assert run.reason.startswith('target_return 5 reached')
-    assert run.best_return >= 5.0
-
-
 @pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
@@ -302,20 +296,6 @@ class Stopping:
 
 def make_triggers(learner):
     return [Stopping(learner)]
-
-
-def test_a_trigger_knows_what_was_collected(tmp_path):
-    seen = []
-
-    def make_triggers(learner):
-        return [tflearn.PeriodicAction(lambda step: seen.append((step, learner.collected())), every_steps=20)]
-
-    options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
-    run = tflearn.train(**{**SMALL, 'learner_options': options, 'root_dir': tmp_path})
-    assert [step // 20 for step, _ in seen] == [1, 2, 3]  # some train steps are taken together
-    env_steps = [found['env_steps'] for _, found in seen]
-    assert 0 < env_steps[0] < env_steps[1] < env_steps[2] <= run.env_steps
-    assert seen[-1][1]['mean_return'] is not None and seen[-1][1]['episodes'] > 0
 
 
 @lanes.classic

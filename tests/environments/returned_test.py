@@ -284,21 +284,6 @@ class CourseVector(SyncVectorEnv):
         self.call('set_progress', train_step, env_steps)
 
 
-@pytest.mark.slow  # `run` above has the same error of each kind, and other runs below end by one
-@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
-def test_a_run_ends_in_one_line_at_what_does_not_fit(tmp_path, make):
-    make_one = functools.partial(example_environments.Returning, IMAGE, PLAIN, at_step=5, observation=PLAIN + 0.7)
-    with pytest.raises(UserError, match=r'got observation of environment 0 \(Returning\) with shape .*float64.*uint8'):
-        tflearn.train(
-            root_dir=tmp_path,
-            make_environment=functools.partial(make, make_one),
-            make_agent=dqn.make_agent,
-            experience=dqn.EXPERIENCE,
-            num_train_steps=10,
-            num_environments=1,
-        )
-
-
 @pytest.mark.parametrize(
     ('space', 'message'),
     [

@@ -62,22 +62,6 @@ def run_synchronously(root, demonstrations, **arguments):
     return run.dir
 
 
-@pytest.mark.slow  # below, the jobs do the same, but for going on
-def test_a_run_is_trained_on_demonstrations_first_and_all_the_time(tmp_path, data):
-    shown = Demonstrations(data, share=0.5, num_pretrain_steps=25)
-    run_dir = run_synchronously(tmp_path, shown, num_train_steps=20)
-    assert read_json(run_dir.train_result)['env_steps'] == 0
-    # It continues in the same phase, and then in the next one.
-    run_synchronously(tmp_path, shown, num_train_steps=60)
-    result = read_json(run_dir.train_result)
-    assert result['train_step'] == 60
-    # 35 steps with four own items each, eight draws of each item beyond the first 50.
-    assert 50 + 35 * 4 / 8 <= result['env_steps'] <= 50 + 35 * 4 / 8 + 2 * 10
-    assert (run_dir.checkpoints / 'ckpt-25.index').exists() or not (run_dir.checkpoints / 'ckpt-20.index').exists()
-    shares = written_summaries.scalars(run_dir.summaries('train'))['train/demonstration_share']
-    assert shares == {10: 1.0, 20: 1.0, 30: 0.5, 40: 0.5, 50: 0.5, 60: 0.5}
-
-
 @lanes.classic
 def test_a_filled_replay_needs_no_steps_before_training(tmp_path, data):
     shown = Demonstrations(data, share=0.0, fill_replay=True)

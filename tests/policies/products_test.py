@@ -15,7 +15,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies, lanes
-from tflearn.agents import ddpg, sac, td3
+from tflearn.agents import sac, td3
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.environments import gymnasium_env
@@ -183,10 +183,9 @@ def test_squashed_normal_distribution(tmp_path):
         ProductOptions(parameters=True).save(version, tmp_path / 'other')
 
 
-@pytest.mark.parametrize('algorithm', [ddpg, td3])
-def test_a_policy_that_adds_noise_itself_draws_its_actions(algorithm, tmp_path):
+def test_a_policy_that_adds_noise_itself_draws_its_actions(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'Pendulum-v1'))
-    raw = algorithm.make_agent(specs, create_train_step(), algorithm.EXPERIENCE, network=SMALL).collect_policy
+    raw = td3.make_agent(specs, create_train_step(), td3.EXPERIENCE, network=SMALL).collect_policy
     version = PolicyExporter(raw, tmp_path / 'raw').export(1, {})
     ProductOptions(100, tflite=False).save(version, tmp_path / 'drawn')
     act = tf.saved_model.load(str(tmp_path / 'drawn')).signatures['action']

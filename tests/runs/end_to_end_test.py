@@ -58,7 +58,6 @@ TINY = [
 ]
 # The run saves when it is asked to, and at its end.
 SAVES_LATE = '--gin_bindings=train.LearnerOptions.checkpoint_interval_steps=1_000_000'
-OTHER_NETWORK = '--gin_bindings=networks.NetworkOptions.fc_layer_params=(17, 5)'
 MISTAKE_SECS = 30.0
 
 
@@ -313,24 +312,6 @@ def test_mistakes_take_one_line_and_keep_what_is_saved(interrupted, start, tmp_p
     assert saved(run_dir) == before
     # Seconds of a machine that has nothing else to do.
     assert (processor_secs() - used) / len(programs) < MISTAKE_SECS
-
-
-@lanes.classic
-@pytest.mark.slow  # tests/jobs/train_test.py has such a test of the train job
-def test_a_checkpoint_of_another_network_is_refused_and_left_alone(interrupted, start, tmp_path):
-    run_dir = interrupted.copy(tmp_path)
-    # As after a crash. With its checkpoint the replay server would be the first to refuse.
-    shutil.rmtree(run_dir.replay_checkpoints)
-    # There may be a policy that is not evaluated yet, and nothing is wrong with evaluating it.
-    evaluations = (run_dir.evaluations, run_dir.learning_curve)
-    before = saved(run_dir, but=evaluations)
-    launch = start('launch', *TINY, OTHER_NETWORK)
-    assert launch.end() == 2, launch.output
-    assert launch.last_line.startswith(f'tflearn-train: error: got checkpoint {run_dir.checkpoints}/ckpt-')
-    assert 'agent/_q_network/_encoder/_postprocessing_layers/1/bias is float32[16] in the' in launch.last_line
-    assert launch.last_line.endswith('networks and optimizers; undo the change, or start another --root_dir')
-    # Nor may the replay server save its empty tables: their network would be refused when the change is taken back.
-    assert saved(run_dir, but=evaluations) == before
 
 
 def processor_secs() -> float:

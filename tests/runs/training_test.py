@@ -5,7 +5,6 @@ import pathlib
 import re
 import signal
 
-import numpy as np
 import pytest
 
 import tflearn
@@ -23,20 +22,6 @@ def programs(monkeypatch):
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
     with warm_parents.forked(warm_parents.loaded()):
         yield
-
-
-@pytest.mark.slow  # tests/docs_code_test.py runs that of docs/python.md synchronously; below, objects are a gin file
-@pytest.mark.usefixtures('programs')
-def test_a_gin_file_in_several_processes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = tflearn.train('dqn_cartpole', mode='processes', gin_bindings=jobs.SMALL_BINDINGS)
-    assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
-    assert run.run_dir.root == tmp_path / 'runs' / 'dqn_cartpole'
-    assert len(run.evaluations[-1]['returns']) == 2
-    assert run.policy(np.zeros((5, 4))).shape == (5,)
-    assert 'num_train_steps = 60' in run.run_dir.config.read_text()
-    again = tflearn.train('dqn_cartpole', mode='processes', gin_bindings=jobs.SMALL_BINDINGS)
-    assert again.evaluations == run.evaluations
 
 
 @lanes.classic
