@@ -87,20 +87,17 @@ def test_starts_with_another_runs_weights(small_run, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'checkpoint': 'nowhere'}, 'which cannot be read'),
-        ({'checkpoint': 'gs://bucket/run'}, 'which is a URL'),
-        ({'prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
-    ],
-)
-def test_rejects_checkpoints_that_cannot_be_loaded(small_run, tmp_path, changes, message):
+def test_rejects_checkpoints_that_cannot_be_loaded(small_run, tmp_path):
     agent = dqn.make_agent(*_parts(small_run), network=NetworkOptions(fc_layer_params=(8,)))
     path = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter).write(str(tmp_path / 'ckpt-1'))
     small_run.start_replay()
-    with pytest.raises(ValueError, match=message):
-        small_run.start(train, num_train_steps=20, **{'checkpoint': path} | changes, **FEW).join()
+    for changes, message in (
+        ({'checkpoint': 'nowhere'}, 'which cannot be read'),
+        ({'checkpoint': 'gs://bucket/run'}, 'which is a URL'),
+        ({'prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small_run.start(train, num_train_steps=20, **{'checkpoint': path} | changes, **FEW).join()
     assert not small_run.dir.checkpoints.exists()
 
 

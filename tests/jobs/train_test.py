@@ -109,7 +109,7 @@ def test_a_blocked_collector_ends_with_training_whose_checkpoint_is_not_for_anot
 
 
 @lanes.classic
-def test_rejects_jobs_with_different_networks_and_times_out_without_data(small_run):
+def test_rejects_jobs_with_different_networks_and_ends_without_data(small_run):
     small_run.start_replay()
     with pytest.raises(ValueError, match='for another network'):
         small_run.start(train, num_train_steps=80, **FEW, **small_run.factories(units=(9,))).join()
@@ -118,19 +118,8 @@ def test_rejects_jobs_with_different_networks_and_times_out_without_data(small_r
     with pytest.raises(TimeoutError, match=r'waiting for data from the replay server .* 0 of 2000 sequences'):
         small_run.start(train, num_train_steps=80, **FEW, timeout_secs=1.0).join()
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
-
-
-@lanes.classic
-@pytest.mark.parametrize('how', [pytest.param('stop_request', marks=pytest.mark.slow), 'max_secs'])
-def test_learner_without_data_can_be_ended(small_run, how):
-    small_run.start_replay()
-    limits = {'max_secs': 2.0} if how == 'max_secs' else {}
-    job = small_run.start(train, num_train_steps=80, **FEW, **limits)
-    wait_until(lambda: small_run.status('train').get('train_step') == 0 or job.ended, 'the learner', 60)
-    if how == 'stop_request':
-        write_json(small_run.dir.stop_request, {'reason': 'stop_request of another job'})
-    job.join(60)
-    assert _result(small_run)['reason'].startswith(how)
+    small_run.start(train, num_train_steps=80, **FEW, max_secs=2.0).join()
+    assert _result(small_run)['reason'].startswith('max_secs')
 
 
 @lanes.classic

@@ -23,6 +23,7 @@ def _steps(options, last, start=0):
 def test_each_multiple_of_the_interval_is_summarized():
     assert _steps(SummaryOptions(4), 12) == [4, 8, 12]
     assert _steps(SummaryOptions(4), 12, start=5) == [8, 12]
+    assert _steps(SummaryOptions(4, first_interval=True), 12) == [1, 2, 3, 4, 8, 12]
     assert _steps(SummaryOptions(None), 12) == []
 
 

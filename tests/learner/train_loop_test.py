@@ -87,30 +87,6 @@ def _noting_graphs(train, graphs):
 
 
 @lanes.classic
-@pytest.mark.parametrize(
-    ('calls', 'settings', 'steps'),
-    [
-        # What steps are due is Python's alone, which summaries_test.py checks.
-        pytest.param([5, 16, 4], {'interval_steps': 10}, [10, 20], marks=pytest.mark.slow),
-        ([3, 9], {'interval_steps': 4, 'first_interval': True}, [1, 2, 3, 4, 8, 12]),
-        pytest.param(
-            [6, 7], {'interval_steps': None, 'total': 3, 'num_train_steps': 12}, [4, 8, 12], marks=pytest.mark.slow
-        ),
-        pytest.param([2, 2], {'interval_steps': None, 'interval_secs': 1e-9}, [1, 2, 3, 4], marks=pytest.mark.slow),
-        pytest.param([4], {'interval_steps': None}, [], marks=pytest.mark.slow),
-    ],
-)
-def test_summarizes_the_steps_that_are_due(train, calls, settings, steps):
-    _, results, directory = train(calls, **settings)
-    assert [result.num_steps for result in results] == calls
-    scalars = written_summaries.scalars(directory)
-    assert list(scalars.get('gradients/dqn/norm', {})) == steps
-    # The steps after the last of them are in the summary at the end of training.
-    end = [sum(calls)] if steps and steps[-1] < sum(calls) else []
-    assert list(scalars.get('train/loss', {})) == [*steps, *end]
-
-
-@lanes.classic
 @pytest.mark.parametrize('strategy', STRATEGIES)
 def test_losses_are_means_over_the_interval_on_any_number_of_replicas(train, strategy):
     _, singles, _ = train([1] * 12, name='singles', interval_steps=None)
