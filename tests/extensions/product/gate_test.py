@@ -105,6 +105,8 @@ def test_what_was_never_tried_counts_as_the_worst():
     never = log_of(actions, rewards, np.array([0.0, 1.0]), old, logged)
     verdict = judge(never, OPTIONS)
     assert not verdict.passes and 'not defined' in verdict.text() and verdict.json()['candidate']['value'] is None
+    assert verdict.warnings[0].startswith('5000 actions were logged with probability 1, where the candidate may take')
+    assert judge(log_of(actions, rewards, old, old, logged), OPTIONS).warnings == ()
 
 
 def test_rewards_outside_of_the_range_are_clipped_and_low_ones_need_a_flag():

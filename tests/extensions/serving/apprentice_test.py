@@ -168,6 +168,8 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         server.send_signal(signal.SIGSTOP)
         assert decide(0.1)[:2] == (own, None) and decide(0.1).error.startswith('DEADLINE_EXCEEDED: ')
         server.send_signal(signal.SIGCONT)
+        (publisher.directory / states.FILE).unlink()
+        wait_until(lambda: ask(port, rows[0][0])[0] == 400, 'the apprentice', DEADLINE_SECS)
         with pytest.raises(ValueError, match='got the default 1; need the number of an action for each of the 1 rows'):
             client.decide(inputs, 1, 1.0)
         with pytest.raises(grpc.RpcError, match='got the input'):

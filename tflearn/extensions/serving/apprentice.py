@@ -52,7 +52,7 @@ def answered(actions: np.ndarray, outputs: Arrays) -> dict[str, np.ndarray]:
     return {**outputs, 'action': actions.astype(own.dtype), PROBABILITY: np.ones(len(own)), POLICY_ACTION: own}
 
 
-class Agreement:
+class LiveAgreement:
     """How often the newest version of a policy would have decided as the product did, since the server began.
 
     Attributes:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from tflearn.core import side_tasks
 from tflearn.extensions.serving import apprentice, decision_files, decision_log, tensor_protos
-from tflearn.extensions.serving.apprentice import POLICY_ACTION, Agreement
+from tflearn.extensions.serving.apprentice import POLICY_ACTION, LiveAgreement
 from tflearn.extensions.serving.clients import Clients, caller_metadata, check_policy, everybody
 from tflearn.extensions.serving.decision_log import MAX_ID, DecisionLog
 from tflearn.extensions.serving.exploration import PROBABILITY
@@ -94,7 +94,7 @@ class ServingMetrics:
         """Counts decisions, outcomes or answers of shadows: logged, dropped, not chosen, failed."""
         self._logged[kind].labels(result).inc(number)
 
-    def show_agreement(self, model: str, agreement: Agreement) -> None:
+    def show_agreement(self, model: str, agreement: LiveAgreement) -> None:
         """Shows the share of the recent decisions in which a version would have decided as the product."""
         self._recent_agreement.labels(model).set_function(lambda: agreement.recent)
 
@@ -149,7 +149,7 @@ class PolicyServer:
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
         self._log, self._trials = log, trials or Trials(TrialOptions())
-        self._is_apprentice, self._agreements = apprentice, dict[str, Agreement]()
+        self._is_apprentice, self._agreements = apprentice, dict[str, LiveAgreement]()
         self._server = grpc_server.GrpcServer(
             {
                 f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
@@ -267,7 +267,7 @@ class PolicyServer:
         if version != self._models.get(name).get().version:  # it was asked for by name
             return
         if found is None or found.version != version:
-            found = self._agreements[name] = Agreement(version)
+            found = self._agreements[name] = LiveAgreement(version)
             self._metrics.show_agreement(name, found)
         self._metrics.record_agreement(name, found.add(outputs))
 
