@@ -12,7 +12,7 @@ from tests.jobs.synchronous_test import assert_same
 from tests.testing import jobs, lanes, written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.actors.actor import Actor
-from tflearn.agents import bc, dqn, impala, ppo, v_mpo
+from tflearn.agents import bc, dqn, impala, ppo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning, Demonstrations
@@ -268,9 +268,8 @@ def test_a_queue_has_a_constant_share_only(data, settings, message):
         Demonstrations(data, **settings).check(PPO['experience'])
 
 
-@pytest.mark.parametrize('module', [impala, v_mpo])
-def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data, module):
-    given = {'make_agent': module.make_agent, 'experience': module.EXPERIENCE, 'num_train_steps': 1}
+def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data):
+    given = {'make_agent': impala.make_agent, 'experience': impala.EXPERIENCE, 'num_train_steps': 1}
     with pytest.raises(ValueError, match=r'with a Queue and a \w+Agent; need an agent that imitates'):
         run_synchronously(tmp_path, Demonstrations(data), **given)
 
