@@ -1,6 +1,8 @@
-"""How long do `tflearn data import` and `join` take beside pyarrow's own read of the same files, and how much memory?
+"""How long do `tflearn data import` and `join` take beside a peer's own read of the same files, and how much memory?
 
-    python benchmarks/importing.py --rows=1000000 --kinds=csv,parquet,jsonl,join
+    python benchmarks/importing.py --rows=1000000 --kinds=csv,parquet,jsonl,join [--peer=polars]
+
+The peer is pyarrow, which reads the files, or polars where it is installed, which scans them and joins those of `join`.
 
 `join` is of decisions and outcomes in JSON lines, one of each for a row. The others are of a table of 14 columns:
 sessions of five rows, eight numbers, two categories, a probability, a reward. Each side runs in a process of its own,
@@ -45,13 +47,24 @@ peak = re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_tex
 print(json.dumps([secs, cpu, int(peak) / 1e6]))
 """
 _BLOCK_ROWS = 100_000
-HEAD = """| | rows | pyarrow [s] | import [s] | ratio | ratio of processor time | memory [GB] |
+HEAD = """| | rows | {peer} [s] | import [s] | ratio | ratio of processor time | memory [GB] |
 |---|---|---|---|---|---|---|"""
+PEERS = {'pyarrow': 'import pyarrow.csv, pyarrow.json, pyarrow.parquet', 'polars': 'import polars'}
+_TABLES = '[{}(path.with_name(name)) for name in ("decisions.jsonl", "outcomes.jsonl")]'
 READ = {
-    'csv': 'table = pyarrow.csv.read_csv(path)',
-    'parquet': 'table = pyarrow.parquet.read_table(path)',
-    'jsonl': 'table = pyarrow.json.read_json(path)',
-    'join': 'tables = [pyarrow.json.read_json(path.with_name(name)) for name in ("decisions.jsonl", "outcomes.jsonl")]',
+    'pyarrow': {
+        'csv': 'table = pyarrow.csv.read_csv(path)',
+        'parquet': 'table = pyarrow.parquet.read_table(path)',
+        'jsonl': 'table = pyarrow.json.read_json(path)',
+        'join': f'tables = {_TABLES.format("pyarrow.json.read_json")}',
+    },
+    'polars': {
+        'csv': 'table = polars.scan_csv(path).collect()',
+        'parquet': 'table = polars.scan_parquet(path).collect()',
+        'jsonl': 'table = polars.scan_ndjson(path).collect()',
+        'join': f'decisions, outcomes = {_TABLES.format("polars.scan_ndjson")}\n'
+        'table = decisions.join(outcomes, left_on="id", right_on="event_id", how="left").collect()',
+    },
 }
 IMPORT = """
 from tflearn.extensions.product import log_import, log_rows
@@ -120,20 +133,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rows', type=int, default=1_000_000)
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--kinds', default=','.join(READ), help='some of them')
+    parser.add_argument('--kinds', default=','.join(READ['pyarrow']), help='some of them')
+    parser.add_argument('--peer', choices=PEERS, default='pyarrow')
     parser.add_argument('--quick', action='store_true', help='20,000 rows, once')
     parser.add_argument('--json', type=pathlib.Path, help='file for the results')
     given = parser.parse_args()
     rows, rounds = (20_000, 1) if given.quick else (given.rows, given.rounds)
-    results = {kind: measured(kind, rows, rounds) for kind in given.kinds.split(',')}
-    print(f'medians of {rounds} rounds\n\n{HEAD}')
+    results = {kind: measured(kind, rows, rounds, given.peer) for kind in given.kinds.split(',')}
+    print(f'medians of {rounds} rounds\n\n{HEAD.format(peer=given.peer)}')
     for kind, (*ratios, memory) in ((kind, result.values()) for kind, result in results.items()):
         print(f'| {kind} | {rows:,} |', *(f'{value:.2f} |' for value in ratios), f'{memory:.2f} |')
     if given.json:
-        given.json.write_text(json.dumps({'rows': rows, **results}))
+        given.json.write_text(json.dumps({'rows': rows, 'peer': given.peer, **results}))
 
 
-def measured(kind: str, rows: int, rounds: int) -> dict[str, float]:
+def measured(kind: str, rows: int, rounds: int, name_of_peer: str) -> dict[str, float]:
     """Returns the medians of the rounds; the files are deleted."""
     found = []
     with tempfile.TemporaryDirectory() as name:
@@ -144,13 +158,13 @@ def measured(kind: str, rows: int, rounds: int) -> dict[str, float]:
             write_table(folder, kind, rows)
         path, output = folder / f'log.{kind}', folder / 'imported'  # of 'join' only the folder counts
         for _ in range(rounds):
-            peer = timed('import pyarrow.csv, pyarrow.json, pyarrow.parquet', READ[kind], path)
+            peer = timed(PEERS[name_of_peer], READ[name_of_peer][kind], path)
             ours = (JOIN, JOIN_CALL) if kind == 'join' else (IMPORT, CALL)
             found.append((peer, timed(*ours, path, output)))
             print(kind, *found[-1], file=sys.stderr, flush=True)
             shutil.rmtree(output)
     return {
-        'pyarrow_secs': statistics.median(peer[0] for peer, _ in found),
+        'peer_secs': statistics.median(peer[0] for peer, _ in found),
         'import_secs': statistics.median(ours[0] for _, ours in found),
         'ratio': statistics.median(ours[0] / peer[0] for peer, ours in found),
         'cpu_ratio': statistics.median(ours[1] / peer[1] for peer, ours in found),

@@ -173,13 +173,21 @@ def test_many_rows_in_many_blocks_are_equal_in_all_formats(tmp_path, monkeypatch
         for s, t, (x, y), item in zip(sessions, dates, place.astype(float).tolist(), items, strict=True)
     ]
     mapped = "episode='s'\ntime='t'\nreward='r'\naction={column='item', kind='category'}\nobservation={x='x', y='y'}"
-    found = {}
+    found, read, pieces = {}, [], importing.tables._pieces
+
+    def counted(path):
+        yield from pieces(path)
+        read.append(path)
+
+    monkeypatch.setattr(importing.tables, '_pieces', counted)
     for kind in ('csv', 'parquet', 'jsonl'):
         path = write(tmp_path, kind, rows, ('s', 't', 'x', 'y', 'item', 'r'))
         assert path.stat().st_size > 2 * importing.tables._BLOCK_BYTES or kind == 'parquet'
         _, data = import_logs(tmp_path, path, output=kind, mapped=mapped)
         found[kind] = [path.read_bytes() for path in sorted(data.glob('*.tfrecord'))]
     assert found['csv'] == found['parquet'] == found['jsonl']
+    # Text is read to its end once, although its categories have to be known before its rows.
+    assert read == [tmp_path / 'log.csv', tmp_path / 'log.jsonl']
     episodes = episodes_of(tmp_path / 'csv')
     assert len(episodes) == len(set(sessions)) and sum(len(each['reward']) - 1 for each in episodes) == n
     assert sum(each['reward'].sum() for each in episodes) == (items % 2).sum()

@@ -76,10 +76,11 @@ def divide(
     """
     lost: dict[int, Reason] = {}
     text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == _NEWLINE) + 1
+    marks = np.flatnonzero((text == _NEWLINE) | (text == _QUOTE))
+    ends = marks[text[marks] == _NEWLINE] + 1
     kept, rows, at, rest = [], [], 0, b''
     begin_of = lambda line: 0 if line == 0 else int(ends[line - 1])  # noqa: E731
-    for line in [*_special_lines(text, ends, dialect).tolist(), len(ends)]:
+    for line in [*_special_lines(text, marks, dialect).tolist(), len(ends)]:
         if line < at:  # of a row of several lines
             continue
         kept.append(data[begin_of(at) : begin_of(line)])
@@ -101,22 +102,28 @@ def divide(
     return b''.join(kept), number + np.concatenate([*rows, np.arange(0)]), lost, rest
 
 
-def _special_lines(text: np.ndarray, ends: np.ndarray, dialect: Dialect) -> np.ndarray:
-    """Returns the lines whose quotes do not stand in pairs around whole cells, and those without a cell."""
+def _special_lines(text: np.ndarray, marks: np.ndarray, dialect: Dialect) -> np.ndarray:
+    """Returns the lines whose quotes do not stand in pairs around whole cells, and those without a cell.
+
+    `marks` are the places of all newlines and quotes.
+    """
+    is_quote = text[marks] == _QUOTE
+    quotes, ends = marks[is_quote], marks[~is_quote] + 1
     if not len(ends):
         return ends
     begins = np.r_[0, ends[:-1]]
     first = text[begins]
     blank = (first == _NEWLINE) | ((first == _RETURN) & (text[np.minimum(begins + 1, len(text) - 1)] == _NEWLINE))
-    quotes = np.flatnonzero(text == _QUOTE)
-    line = np.searchsorted(ends, quotes, 'right')
-    opens = (np.arange(len(quotes)) - np.searchsorted(line, line)) % 2 == 0
+    until = np.cumsum(is_quote)[~is_quote]  # the quotes before the end of each line
+    counts = np.diff(until, prepend=0)
+    line = np.repeat(np.arange(len(ends)), counts)
+    opens = (np.arange(len(quotes)) - np.repeat(until - counts, counts)) % 2 == 0
     before, after = np.where(quotes == 0, _NEWLINE, text[quotes - 1]), text[quotes + 1]
     separator = ord(dialect.separator)
     is_begin = (before == separator) | (before == _NEWLINE)
     is_end = (after == separator) | (after == _NEWLINE) | (after == _RETURN)
     is_cell = np.where(opens, is_begin, is_end)
-    special = blank | (np.bincount(line, minlength=len(ends)) % 2 == 1)
+    special = blank | (counts % 2 == 1)
     special[line[~is_cell]] = True
     return np.flatnonzero(special)
 

@@ -60,6 +60,11 @@ def format_of(path: pathlib.Path) -> str | None:
     return None if path.suffix in _PACKED and kind in _BINARY else kind
 
 
+def is_text(path: pathlib.Path) -> bool:
+    """Returns whether a file is text by its name, which has to be parsed."""
+    return format_of(path) not in _BINARY
+
+
 def partitions(path: pathlib.Path) -> dict[str, str | None]:
     """Returns the columns that the directories of a file have in their names, such as date=2026-11-01."""
     pairs = [part.split('=', 1) for part in path.parts[:-1] if '=' in part]

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import pickle
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
@@ -104,14 +105,14 @@ def run(
       ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
         MAX_CATEGORIES, or the directory exists.
     """
-    words = _vocabularies(paths, mapped, vocabularies)
-    weighs = outcomes is not None and outcomes.weigh_delays
-    encoder, keys = RowEncoder(mapped, words, report, weighs), mapped.keys
-    if weighs and 'episode' in keys:
-        raise UserValueError('got --weigh_delays with an `episode` in the column map; need decisions one by one')
-    info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
-    stored = columns.columns_of(columns.data_spec(encoder.specs, info))
-    with new_directory(output) as begun:
+    with new_directory(output) as begun, tempfile.TemporaryFile() as parsed:
+        words = _vocabularies(paths, mapped, vocabularies, parsed)
+        weighs = outcomes is not None and outcomes.weigh_delays
+        encoder, keys = RowEncoder(mapped, words, report, weighs), mapped.keys
+        if weighs and 'episode' in keys:
+            raise UserValueError('got --weigh_delays with an `episode` in the column map; need decisions one by one')
+        info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
+        stored = columns.columns_of(columns.data_spec(encoder.specs, info))
         with contextlib.ExitStack() as stack:
 
             @functools.cache
@@ -119,7 +120,7 @@ def run(
                 made = EpisodeWriter(begun / name, encoder.specs, stored, compress=compress)
                 return stack.enter_context(contextlib.closing(made))
 
-            rows = _encoded(paths, mapped, encoder)
+            rows = _encoded(paths, mapped, encoder, parsed)
             if outcomes:
                 joined = Outcomes(outcomes, report, paths, encoder.actions)
                 parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
@@ -174,9 +175,12 @@ def _write_facts(
 
 
 def _vocabularies(
-    paths: Sequence[pathlib.Path], mapped: ColumnMap, earlier: pathlib.Path | None
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, earlier: pathlib.Path | None, parsed: IO[bytes] | None = None
 ) -> dict[str, list[str]]:
-    """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted."""
+    """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted.
+
+    If files of text are read for that, `parsed` has all their blocks then.
+    """
     words = {each.name: list(each.values) for each in mapped.features if each.has_vocabulary}
     if earlier is not None:
         known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]])
@@ -190,15 +194,21 @@ def _vocabularies(
     if action and action.kind == 'integer':
         low, high = map(int, action.bounds)
         words[ACTION] = [str(value) for value in range(low, high + 1)]
-    return words | (_collected(paths, mapped, missing) if missing else {})
+    return words | (_collected(paths, mapped, missing, parsed) if missing else {})
 
 
-def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mapping[str, str]) -> dict[str, list[str]]:
+def _collected(
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mapping[str, str], parsed: IO[bytes] | None
+) -> dict[str, list[str]]:
     """Returns all values of parts, sorted; `missing` are the columns of these parts."""
     found: dict[str, set[str]] = {name: set() for name in missing}
+    # To parse text takes most of the time of reading it: all its columns are kept, and not parsed again.
+    keeps = parsed is not None and all(map(log_files.is_text, paths))
     names = list(dict.fromkeys(missing.values()))
-    chosen = dataclasses.replace(mapped.columns, names=names, categories=names)
-    for _, block in tables.read(paths, chosen):
+    chosen = mapped.columns if keeps else dataclasses.replace(mapped.columns, names=names, categories=names)
+    for i, block in _ahead(tables.read(paths, chosen)):
+        if parsed and keeps:
+            pickle.dump((i, block), parsed, protocol=pickle.HIGHEST_PROTOCOL)
         for name, column in missing.items():
             array = block.columns[column]
             feature = mapped.feature(name)
@@ -215,11 +225,21 @@ def _collected(paths: Sequence[pathlib.Path], mapped: ColumnMap, missing: Mappin
     return {name: sorted(values, key=order) for name, values in found.items()}
 
 
-def _encoded(paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder) -> Iterator[np.ndarray]:
-    """Yields the rows of all files."""
+def _encoded(
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder, parsed: IO[bytes] | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the rows of all files, those that `parsed` has if there are any."""
     labels = log_files.labels(paths)
-    for i, block in _ahead(tables.read(paths, mapped.columns)):
+    for i, block in _ahead(_kept(parsed) if parsed and parsed.tell() else tables.read(paths, mapped.columns)):
         yield encoder(labels[i], i, block)
+
+
+def _kept(parsed: IO[bytes]) -> Iterator[tuple[int, tables.Block]]:
+    """Yields the blocks that `_collected` has kept."""
+    end = parsed.tell()
+    parsed.seek(0)
+    while parsed.tell() < end:
+        yield pickle.load(parsed)
 
 
 def _ahead(items: Iterator[_T]) -> Iterator[_T]:

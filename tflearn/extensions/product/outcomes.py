@@ -172,12 +172,16 @@ class Outcomes:
         """Returns the outcomes that count, by id and time: each once, in whatever order the files have them."""
         if self._options.until is not None or self._options.weigh_delays:
             rows = rows[rows['time'] <= self.end()[0]]
-        rows = rows[np.lexsort((rows['reward'], rows['time'], rows['double'], rows['id']))]
-        again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in ('id', 'double')])
-        again &= ~np.isnan(rows['reward'][1:])
+        rows = rows[np.argsort(rows['id'], kind='stable')]
+        again = rows['id'][1:] == rows['id'][:-1]
+        if again.any():  # else that order is the one of all
+            rows = rows[np.lexsort((rows['reward'], rows['time'], rows['double'], rows['id']))]
+            again = np.logical_and.reduce([rows[name][1:] == rows[name][:-1] for name in ('id', 'double')])
+            again &= ~np.isnan(rows['reward'][1:])
+            rows = rows[np.r_[True, ~again]]
+            rows = rows[np.lexsort((rows['reward'], rows['time'], rows['id']))]
         counts['double outcomes'] += int(np.count_nonzero(again))
-        rows = rows[np.r_[np.ones(min(1, len(rows)), bool), ~again]]
-        return rows[np.lexsort((rows['reward'], rows['time'], rows['id']))]
+        return rows
 
     def estimate_delays(self, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
         """Takes the delays of all decisions and outcomes, which `join` gets after that."""

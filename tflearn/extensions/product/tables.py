@@ -182,9 +182,10 @@ def _pieces(path: pathlib.Path) -> Iterator[bytes]:
         while data := stream.read(_BLOCK_BYTES):
             if not rest and data[:2] in (b'\xff\xfe', b'\xfe\xff'):
                 raise UserValueError(f'got {path} in UTF-16; need UTF-8')
-            whole, newline, rest = (rest + data).rpartition(b'\n')
-            if newline:
-                yield whole + newline
+            if end := data.rfind(b'\n') + 1:
+                yield b''.join([rest, memoryview(data)[:end]])
+                rest = b''
+            rest += data[end:]
         if rest.strip():
             yield rest + b'\n'
 
@@ -279,7 +280,7 @@ def _batches(batches: Iterator[Any], names: Sequence[str]) -> Iterator[Block]:
 
 def _open_json(path: pathlib.Path, columns: Columns) -> _File:
     names: dict[str, None] = {}
-    for line in next(_pieces(path), b'').split(b'\n'):
+    for line in io.BytesIO(next(_pieces(path), b'')):
         with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
             names |= dict.fromkeys(row) if isinstance(row, dict) else {}
@@ -291,15 +292,16 @@ def _open_json(path: pathlib.Path, columns: Columns) -> _File:
 def _json_blocks(path: pathlib.Path, columns: Columns) -> Iterator[Block]:
     number = 1
     for data in _pieces(path):
-        yield _json_block(data, number, columns)
-        number += data.count(b'\n')
+        count = data.count(b'\n')
+        yield _json_block(data, number, count, columns)
+        number += count
 
 
-def _json_block(data: bytes, number: int, columns: Columns) -> Block:
-    """Returns the rows of some lines: all at once, or if they are no table of equal rows, one by one."""
-    count, names = data.count(b'\n'), list(columns)
+def _json_block(data: bytes, number: int, count: int, columns: Columns) -> Block:
+    """Returns the rows of so many lines: all at once, or if they are no table of equal rows, one by one."""
+    names = list(columns)
     with contextlib.suppress(pa.ArrowException, ValueError, AttributeError, RecursionError):
-        first = json.loads(data.partition(b'\n')[0])
+        first = json.loads(data[: data.index(b'\n')])
         schema = pa.schema([(name, _json_type(first.get(name), name in columns.numeric)) for name in names])
         options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior='ignore')
         table = pa.json.read_json(io.BytesIO(data), pa.json.ReadOptions(False, len(data) + 1), options)
