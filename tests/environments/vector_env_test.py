@@ -1,6 +1,8 @@
 import functools
 import sys
+import threading
 import warnings
+from concurrent import futures
 
 import gymnasium
 import numpy as np
@@ -10,7 +12,9 @@ from gymnasium.vector import SyncVectorEnv
 from tests import fakes
 from tests.environments import conformance, example_environments
 from tests.testing import lanes, two_rewards
+from tflearn.core import life
 from tflearn.core.errors import UserTypeError, UserValueError
+from tflearn.core.waiting import wait_until
 from tflearn.environments import sync_vector_env, vector_env
 
 TwoStates = example_environments.TwoStates
@@ -202,6 +206,27 @@ def test_an_environment_that_always_calls_sys_exit_is_an_error():
     for vectorize in (vector_env.in_process, vector_env.in_worker_processes):
         with pytest.raises(RuntimeError, match=r'got sys.exit\(0\) from a new environment; need one that can be made'):
             vectorize(lambda: Exiting(True), 1, seed=0)
+
+
+def test_an_environment_that_does_not_answer_is_named(caplog, monkeypatch):
+    answers = threading.Event()
+
+    class Silent(TwoStates):
+        def step(self, action):
+            assert answers.wait(60)
+            return super().step(action)
+
+    monkeypatch.setattr(life, '_POLL_SECS', 0.01)
+    environment = vector_env.in_process(Silent, 1, None)
+    environment.reset()
+    with futures.ThreadPoolExecutor() as threads:
+        step = threads.submit(environment.step, np.zeros(1, np.int64))
+        line = 'environment 0 (Silent) has not answered for 0 s. The run waits for it, and so does a stop (Ctrl-C)'
+        try:
+            wait_until(lambda: line in caplog.text, 'the warning', 60)
+        finally:
+            answers.set()
+        step.result(60)
 
 
 def test_what_raises_an_error_when_it_is_closed_is_closed(caplog):

@@ -35,6 +35,10 @@ FAILURES = (Exception, SystemExit)
 # What is no failure of it: an error of the user, or the end of the job, which its signs of life
 # may raise within a call.
 PASSED_ON = (UserError, Stopped, PeerStopped)
+_UNANSWERED = (
+    '%s has not answered for %d s. The run waits for it, and so does a stop (Ctrl-C); kill the process if it hangs: '
+    'the run continues from its newest checkpoint. vector_env.in_worker_processes ends environments that hang'
+)
 
 
 class MaskFromInfo(gymnasium.Wrapper):
@@ -380,22 +384,25 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
         self._batch = create_empty_array(self.single_observation_space, num_environments)
         self._gather = gathering.gatherer(self.single_observation_space, self._batch, self._origins)
         self._ended = [False] * num_environments
+        self._unanswered = life.Unanswered(_UNANSWERED)
 
     def reset(self, seed: int | None) -> Any:
         """See `RebuildingVectorEnv`."""
         self._seed = seed if seed is not None else self._seed
         self._ended = [False] * self.num_envs
         observations, signs = [], life.Signs()
-        for i, environment in enumerate(self._environments):
-            try:
-                result = environment.reset(seed=seed_of(seed, i, num_rebuilt=0))
-                observations.append(gathering.reset_result(result, self._origins[i])[0])
-            except PASSED_ON:
-                raise
-            except FAILURES as error:
-                observations.append(self._remade(i, cause_of(error), self._origins[i]))
-            if time.monotonic() >= signs.due:
-                signs.give()
+        with self._unanswered:
+            for i, environment in enumerate(self._environments):
+                self._unanswered.ask(self._origins[i])
+                try:
+                    result = environment.reset(seed=seed_of(seed, i, num_rebuilt=0))
+                    observations.append(gathering.reset_result(result, self._origins[i])[0])
+                except PASSED_ON:
+                    raise
+                except FAILURES as error:
+                    observations.append(self._remade(i, cause_of(error), self._origins[i]))
+                if time.monotonic() >= signs.due:
+                    signs.give()
         self._gather(observations)
         return self._batch
 
@@ -403,25 +410,27 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
         """See `RebuildingVectorEnv`."""
         observations, results, failed = [], [], []
         signs, now = life.Signs(), time.monotonic
-        for i, own_action in enumerate(iterate(self._action_space, action)):
-            environment = self._environments[i]
-            try:
-                if self._ended[i]:
-                    observation, info = gathering.reset_result(environment.reset(), self._origins[i])
-                    result: Any = (self._no_reward, False, False, info)
-                else:
-                    stepped = environment.step(own_action)
-                    observation, *result = gathering.step_result(stepped, self.reward_shape, self._origins[i])
-            except PASSED_ON:
-                raise
-            except FAILURES as error:
-                observation = self._remade(i, cause_of(error), self._origins[i])
-                result = (self._no_reward, False, False, {})
-                failed.append(i)
-            observations.append(observation)
-            results.append(result)
-            if now() >= signs.due:
-                signs.give()
+        with self._unanswered:
+            for i, own_action in enumerate(iterate(self._action_space, action)):
+                environment = self._environments[i]
+                self._unanswered.ask(self._origins[i])
+                try:
+                    if self._ended[i]:
+                        observation, info = gathering.reset_result(environment.reset(), self._origins[i])
+                        result: Any = (self._no_reward, False, False, info)
+                    else:
+                        stepped = environment.step(own_action)
+                        observation, *result = gathering.step_result(stepped, self.reward_shape, self._origins[i])
+                except PASSED_ON:
+                    raise
+                except FAILURES as error:
+                    observation = self._remade(i, cause_of(error), self._origins[i])
+                    result = (self._no_reward, False, False, {})
+                    failed.append(i)
+                observations.append(observation)
+                results.append(result)
+                if now() >= signs.due:
+                    signs.give()
         self._ended = [terminated or truncated for _, terminated, truncated, _ in results]
         self._gather(observations)
         return self._step_of(self._batch, results, action, failed)
