@@ -1,7 +1,11 @@
 """The verbs of the core that are no jobs."""
 
+import inspect
+from typing import Any
+
 from absl import flags
 
+import tflearn
 from tflearn.core import preflight
 from tflearn.core.errors import UserValueError
 from tflearn.core.verbs import Verb
@@ -30,13 +34,45 @@ def _help(switches: flags.FlagValues, name: str) -> int:
     """Describes what gin can bind: tflearn help NAME.
 
     NAME is a function or dataclass, such as experience.Uniform, or a setting, such as Uniform.max_size or max_size. It
-    prints what each setting is, the values that it can have, its unit and its default.
+    prints what each setting is, the values that it can have, its unit and its default. Of another public name of
+    Python, such as Learner or tflearn.train, it prints the arguments and the docstring.
     """
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.config import reference  # After the flags are parsed: it loads TensorFlow.
 
-    print(reference.text(name))
+    public = name.removeprefix('tflearn.')
+    try:
+        text = reference.text(name)
+    except UserValueError:
+        if public not in dir(tflearn) or not callable(getattr(tflearn, public)):
+            raise
+        text = _of_python(f'tflearn.{public}', getattr(tflearn, public))
+    print(text)
     return 0
+
+
+def _of_python(name: str, part: Any) -> str:
+    """Returns the arguments and the docstring of a function or class, and of a class its methods."""
+    lines = [f'{name}{_arguments(part)}', inspect.getdoc(part) or '']
+    methods = inspect.getmembers(part, inspect.isfunction) if inspect.isclass(part) else []
+    for own_name, method in methods:
+        if not own_name.startswith('_'):
+            about = (inspect.getdoc(method) or '').partition('\n')[0]
+            lines.append(f'  {own_name}{_arguments(method)}: {about}')
+    if inspect.isclass(part) and (of_arguments := inspect.getdoc(part.__init__)):
+        lines.insert(2, f'{of_arguments}\n')
+    return '\n'.join(lines)
+
+
+def _arguments(part: Any) -> str:
+    """Returns the names and defaults of a callable's arguments; '' if they are unknown."""
+    try:
+        signature = inspect.signature(part)
+    except (TypeError, ValueError):
+        return ''
+    empty = inspect.Parameter.empty
+    plain = [each.replace(annotation=empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=empty))
 
 
 def _completion(switches: flags.FlagValues, shell: str) -> int:

@@ -25,14 +25,17 @@ _HOMES = {
     for alias in node.names
 }
 __all__ = sorted(_HOMES)
+_is_used = False  # whether a name was loaded, and TensorFlow has printed what it prints at its first use
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f'module tflearn has no attribute {name!r}; it has {", ".join(__all__)}')
+    global _is_used
     module, attribute = _HOMES[name]
-    if 'tensorflow' in sys.modules:
+    if _is_used:
         return getattr(imported(module), attribute)
+    _is_used = True
     from tflearn.core import preflight  # which imports this package
 
     with preflight.quiet_imports():
