@@ -1,68 +1,31 @@
-"""Manifests: complete, consistent with each other and with the run's settings, and valid by the published schemas."""
+"""Manifests: complete, and consistent with each other and with the run's settings."""
 
-import dataclasses
-import importlib.util
 import json
 import os
-import pathlib
-import re
 import subprocess
 
 import pytest
 import yaml
 
+from tests.extensions.clusters.rendered import (
+    ALONE,
+    FULL,
+    IMAGE,
+    OF_FULL,
+    SMALL,
+    TPU,
+    by_kind,
+    container,
+    gang,
+    manifests,
+    templates,
+)
 from tests.testing import command_lines
 from tflearn.core.errors import DEADLINE_EXIT_STATUS
 from tflearn.extensions.clusters import kubernetes, places
 from tflearn.extensions.clusters.kubernetes import KubernetesOptions
 from tflearn.files.run_dir import RunDir
-from tflearn.launch.topology import OWN_ADDRESS, Addresses, Resources, run_topology
-
-RESOURCES = {
-    'train': Resources(cores=8, memory_gb=16.0, accelerators=4, accelerator='nvidia-l4'),
-    'collect': Resources(cores=2, memory_gb=1.5, custom={'example.com/simulator': 1}),
-}
-IMAGE = 'image=registry.example.com/tflearn:1'
-_OF_FULL = ('namespace=agents', 'queue=learners', 'cluster_queue=gpus', 'max_collectors=64', 'serve_replicas=2')
-_OF_FULL += ('pod_monitor=release=prometheus', 'deadline_secs=86400', 'sub_path=teams/rl', 'token_secret=cartpole')
-FULL = places.read_options(KubernetesOptions, [IMAGE, *_OF_FULL])
-TPU = places.read_options(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
-SMALL = places.read_options(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
-
-
-def manifests(
-    its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run', gin_files=(), **more
-):
-    gin_files = dict(gin_files)
-    flags = [f'--root_dir=/runs/{name}']
-    counts = {'num_collectors': num_collectors, 'num_workers': num_workers, **more}
-    topology = run_topology(package='scripts', flags=flags, resources=resources, **counts)
-    topology = dataclasses.replace(topology, gin_files=gin_files)
-    made = kubernetes.manifests(topology, RunDir(f'/runs/{name}'), its_options)
-    return json.loads(json.dumps(made)), topology
-
-
-def by_kind(made, kind, end=''):
-    (found,) = [item for item in made if item['kind'] == kind and item['metadata']['name'].endswith(end)]
-    return found
-
-
-def templates(made):
-    """The templates of pods, by the job's kind."""
-    found = [job['template'] for job in gang(made).values()]
-    found += [item['spec']['template'] for item in made if 'template' in item.get('spec', {})]
-    return {template['metadata']['labels']['tflearn/job']: template for template in found}
-
-
-def gang(made):
-    """The Jobs of the JobSet, by their names."""
-    sets = [item['spec'] for item in made if item['kind'] == 'JobSet']
-    return {job['name']: job['template']['spec'] for each in sets for job in each['replicatedJobs']}
-
-
-def container(made, kind):
-    (one,) = templates(made)[kind]['spec']['containers']
-    return one
+from tflearn.launch.topology import Resources, run_topology
 
 
 def test_a_run_has_all_its_objects():
@@ -72,7 +35,7 @@ def test_a_run_has_all_its_objects():
         *('PodDisruptionBudget', 'PodDisruptionBudget'),
         *('Service', 'Deployment', 'PodMonitor', 'PodDisruptionBudget'),
     ]
-    servers, _ = manifests(places.read_options(KubernetesOptions, [IMAGE, *_OF_FULL, 'part=serve']))
+    servers, _ = manifests(places.read_options(KubernetesOptions, [IMAGE, *OF_FULL, 'part=serve']))
     assert servers == made[-4:], 'what outlives the run is rendered alone, under the same names'
     assert {item['metadata']['namespace'] for item in made} == {'agents'}
     keys = [(item['kind'], item['metadata']['name']) for item in made]
@@ -203,9 +166,6 @@ def test_jobs_find_each_other():
     assert list(environment)[:2] == ['WORKER_INDEX', 'TF_CONFIG'], 'a variable that another one uses comes first'
     one, _ = manifests(SMALL, num_workers=1)
     assert 'env' not in container(one, 'train')
-
-
-ALONE = Addresses(replay=(OWN_ADDRESS,) * 3, relays=(OWN_ADDRESS,) * 2, alone=True, flags=('--run_dir=/runs/a',))
 
 
 def test_shards_and_relays_are_pods_with_addresses():
@@ -432,92 +392,3 @@ def test_a_launch_renders_and_does_not_submit(tmp_path):
         'my run.gin': own.read_text(),
         'parts/more.gin': more.read_text(),
     }
-
-
-CASES = {
-    'full': lambda: manifests()[0],
-    'shards': lambda: manifests(addresses=ALONE)[0],
-    'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
-    'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
-    'claims': lambda: manifests(places.read_options(KubernetesOptions, ['part=claims']))[0],
-    'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],
-}
-CUSTOM = ('JobSet', 'LocalQueue', 'PodMonitor')
-
-
-@pytest.mark.parametrize('case', CASES)
-def test_core_kinds_are_valid_by_the_published_schemas(case):
-    """The schemas are those of kubernetes-validate, which is in the lock."""
-    if not importlib.util.find_spec('kubernetes_validate'):
-        pytest.skip('no kubernetes-validate: scripts/test installs it')
-    import kubernetes_validate
-
-    jobs = [
-        {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': name}, 'spec': spec}
-        for name, spec in gang(CASES[case]()).items()
-    ]
-    for manifest in [*CASES[case](), *jobs]:
-        if manifest['kind'] not in CUSTOM:
-            kubernetes_validate.validate(manifest, '1.35', strict=True)
-            with pytest.raises(kubernetes_validate.ValidationError):
-                kubernetes_validate.validate({**manifest, 'specs': {}}, '1.35', strict=True)
-
-
-CAPABILITIES = {'drop': ['ALL']}
-VOLUMES = {'configMap', 'csi', 'downwardAPI', 'emptyDir', 'ephemeral', 'persistentVolumeClaim', 'projected', 'secret'}
-
-
-@pytest.mark.parametrize('case', CASES)
-def test_pods_meet_the_restricted_security_standard(case):
-    """Each control of the standard's `baseline` and `restricted` levels that applies to Linux pods."""
-    for template in templates(CASES[case]()).values():
-        pod = template['spec']
-        assert not {'hostNetwork', 'hostPID', 'hostIPC'} & pod.keys()
-        assert all(volume.keys() - {'name'} <= VOLUMES for volume in pod['volumes'])
-        own = pod['securityContext']
-        assert own['runAsNonRoot'] is True and own['runAsUser'] != 0
-        assert own['seccompProfile']['type'] in ('RuntimeDefault', 'Localhost')
-        assert not {'seLinuxOptions', 'sysctls', 'windowsOptions', 'appArmorProfile'} & own.keys()
-        for each in [*pod['containers'], *pod.get('initContainers', [])]:
-            assert each['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': CAPABILITIES}
-            assert not any('hostPort' in port for port in each.get('ports', []))
-            probes = [each.get(name, {}) for name in ('livenessProbe', 'readinessProbe', 'startupProbe')]
-            assert not any('host' in probe.get(kind, {}) for probe in probes for kind in ('httpGet', 'tcpSocket'))
-
-
-@pytest.mark.parametrize('case', [case for case in CASES if case != 'claims'])
-def test_custom_kinds_are_valid_by_their_definitions(case):
-    """Their schemas are in custom_kinds.yaml."""
-    jsonschema = pytest.importorskip('jsonschema', reason='it comes with kubernetes-validate: scripts/test installs it')
-    kinds = yaml.safe_load_all(pathlib.Path(__file__).with_name('custom_kinds.yaml').read_text())
-    schemas = {(kind['apiVersion'], kind['kind']): kind['schema'] for kind in kinds}
-    custom = [manifest for manifest in CASES[case]() if manifest['kind'] in CUSTOM]
-    assert custom
-    for manifest in custom:
-        schema = _closed(schemas[manifest['apiVersion'], manifest['kind']])
-        jsonschema.Draft202012Validator(schema).validate(manifest)
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.Draft202012Validator(schema).validate({**manifest, 'spec': {**manifest['spec'], 'unknown': 1}})
-
-
-def _closed(schema):
-    """Returns the schema without room for unknown fields, as `kubectl apply --validate=strict` reads it."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    named = isinstance(closed.get('properties'), dict) and closed.get('type') == 'object'
-    if named and not closed.get('x-kubernetes-preserve-unknown-fields'):
-        closed.setdefault('additionalProperties', False)
-    return closed
-
-
-def test_the_template_can_be_read_and_has_nothing_unused():
-    """Each part is filled in somewhere; a word that stands for nothing known would be an error."""
-    text = (pathlib.Path(kubernetes.__file__).with_name('kubernetes.yaml')).read_text()
-    rendered = json.dumps([made() for made in CASES.values()])
-    assert not re.search(r'<\w+>', rendered), 'all words are filled in'
-    code = pathlib.Path(kubernetes.__file__).read_text()
-    for part in [*yaml.safe_load(text), *yaml.safe_load(text)['parts']]:
-        assert f"'{part}'" in code
