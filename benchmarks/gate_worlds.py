@@ -259,6 +259,36 @@ def items(difference: float, epsilon: float = 0.2, num_new: int = 0) -> Units:
     return one_step(contexts, incumbent, candidate, incumbent, *clicks(rates))
 
 
+def numbers(difference: float, epsilon: float = 0.2, num_centres: int = 8, bandwidth: float = 0.15) -> Units:
+    """Returns sales at prices from 0 to 1, which both policies draw around a centre (`tflearn.agents.smoothing`).
+
+    The densities are the same between neighbouring ends of windows, so that these parts of the range are the actions.
+
+    Args:
+      difference: the candidate's value less the incumbent's, which made the log.
+      epsilon: of both, from the whole range.
+      num_centres: K.
+      bandwidth: h.
+    """
+    centres = (np.arange(num_centres) + 0.5) / num_centres
+    windows = np.clip([centres - bandwidth, centres + bandwidth], 0, 1).round(9)
+    edges = np.unique(windows)
+    sizes, middles = np.diff(edges), (edges[1:] + edges[:-1]) / 2
+
+    def policy(chosen: Sequence[int]) -> np.ndarray:
+        low, high = windows[:, list(chosen), np.newaxis]
+        return (1 - epsilon) * ((low < middles) & (middles < high)) * sizes / (high - low) + epsilon * sizes
+
+    candidate, incumbent = policy((1, 2, 5, 6)), policy((2, 2, 1, 5))
+    contexts = np.full(4, 0.25)
+    rates = 0.2 + 0.05 * np.sin(4 * middles + np.arange(4)[:, np.newaxis])
+    lean = (candidate - incumbent) / sizes
+    gained, slope = (float(contexts @ (each * (candidate - incumbent)).sum(axis=1)) for each in (rates, lean))
+    rates += (difference - gained) / slope * lean
+    assert rates.min() >= 0 and rates.max() <= 1
+    return one_step(contexts, incumbent, candidate, incumbent, *clicks(rates))
+
+
 def users(difference: float, visits: int = 8) -> Units:
     """Returns clusters: users who come once, and regulars with many visits, who like the candidate."""
     rate, epsilon, regulars = 0.2, 0.2, 0.2
@@ -436,6 +466,7 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'slates of 2, one reward': _simple(slates, SHARE * 0.32, 'slate'),
     'better, at the limit of a cost': _limited(0.0),
     'better, 6% beyond the limit of a cost': _limited(SHARE),
+    'smoothed numbers': _simple(numbers, SHARE * 0.2),
 }
 ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name]
 

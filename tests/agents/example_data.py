@@ -1,5 +1,7 @@
 """Random batches for agents, of the spec of their collect policies' data."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
@@ -27,7 +29,7 @@ def sequences(agent, size, length, seed=0):
     data = tf.nest.map_structure(draw, spec)
     middle = tf.fill((size, length), tf.constant(ts.StepType.MID))
     data = data._replace(step_type=middle, next_step_type=middle, discount=tf.ones((size, length)))
-    if 'dist_params' not in data.policy_info:
+    if not isinstance(data.policy_info, Mapping) or 'dist_params' not in data.policy_info:
         return data
     # Scales are positive; other parameters do not change.
     parameters = dict(data.policy_info['dist_params'])

@@ -121,6 +121,12 @@ def test_a_temperature_divides_the_logits_before_random_actions_are_mixed_in(exp
         ActionProbabilities(exported('ppo_discrete', 'greedy')[1], specs, 0.2, None, temperature=2.0)
 
 
+def test_a_temperature_needs_logits(exported):
+    _, specs, _ = made('sac')
+    with pytest.raises(ValueError, match='got temperature=2 for the policy .* without logits; need one that draws'):
+        ActionProbabilities(exported('sac', 'collect_policy')[1], specs, 0.0, None, temperature=2.0)
+
+
 def test_masked_random_actions(exported):
     _, specs, time_step = made('masked')
     _, loaded = exported('masked', 'greedy')

@@ -41,6 +41,7 @@ sequences of one row, count items as train steps, have variables and operations 
 mask together with features of the arms.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -50,12 +51,14 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.agents import tf_agent
 from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.agents import parts, value_exploration
 from tflearn.agents.algorithm import Example
 from tflearn.agents.rescaled_actions import rescaled
+from tflearn.agents.smoothing import SmoothedPolicy, Smoothing, Windows
 from tflearn.core import moments
 from tflearn.core.action_mask import ActionMask, make_mask
 from tflearn.core.errors import UserValueError
@@ -113,8 +116,12 @@ def make_agent(
     options: LinearOptions = LinearOptions(),
     arm_features: str | None = None,
     action_mask: str | None = None,
+    smoothing: Smoothing | None = None,
 ) -> Agent:
     """Makes a linear bandit for one discrete action, which learns the reward of a step, whatever comes after it.
+
+    With `smoothing` it is for one number, whose centres are the arms; a step counts for several of
+    them, with weights by the density that it was logged with (`policy_info.log_probability`).
 
     Args:
       specs: the environment's specs. Categories of the observation become one-hot vectors, bytes
@@ -128,12 +135,21 @@ def make_agent(
         action's features in this step, such as 'items'; None has none.
       action_mask: the path of the observation's part that marks legal actions, such as
         'action_mask'; see `ActionMask`. None has none.
+      smoothing: how a number is chosen by centres; None is for a discrete action.
 
     Raises:
       ValueError: if the action is another one, the experience prefers items or trains on them
         several times, or the observation does not have the features.
     """
-    spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
+    windows, of_arms = None, specs
+    if smoothing is None:
+        spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
+    elif arm_features is None and action_mask is None:
+        windows = Windows(specs.action, smoothing)
+        arms = tensor_spec.BoundedTensorSpec((), tf.int64, 0, windows.num - 1)
+        of_arms = dataclasses.replace(specs, action=arms)
+    else:
+        raise UserValueError('got smoothing with arm_features or action_mask; need none of them for a number')
     spec_checks.check_observation(specs.observation, 'a linear bandit')
     replay = experience.replay
     if replay.prioritization or replay.training:
@@ -147,8 +163,8 @@ def make_agent(
             'order of time; need a Queue; of recorded data take newer ones, such as Logs.last_secs'
         )
     mask, observation_spec = make_mask(specs, action_mask)
-    contexts = _Contexts(observation_spec, int(specs.action.maximum) + 1, arm_features, options.bias)
-    return LinearBanditAgent(parts.Problem(specs, train_step, experience), contexts, mask, options)
+    contexts = _Contexts(observation_spec, int(of_arms.action.maximum) + 1, arm_features, options.bias)
+    return LinearBanditAgent(parts.Problem(specs, train_step, experience), of_arms, contexts, mask, options, windows)
 
 
 class _Contexts:
@@ -248,20 +264,28 @@ class LinearBanditAgent(parts.PartsAgent):
     def __init__(
         self,
         problem: parts.Problem,
+        of_arms: EnvironmentSpecs,
         contexts: _Contexts,
         mask: ActionMask | None,
         options: LinearOptions,
+        windows: Windows | None,
     ):
-        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        """Makes the agent, within the strategy's scope; see `make_agent`. `of_arms` has the arm as its action."""
         self._contexts, self._mask = contexts, mask
+        self._windows = lambda: windows  # in a function, since TensorFlow would wrap it
         self._posterior = _Posterior(contexts.num_models, contexts.size, options.prior_precision, options.discount)
         exploration: Any = options.exploration
         if not isinstance(exploration, str):
             exploration = value_exploration.logits_of(exploration, problem.train_step)
         kinds = ('greedy', exploration)
         policy, collect_policy = (
-            LinearBanditPolicy(problem.specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
+            LinearBanditPolicy(of_arms, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
         )
+        if windows is not None:
+            policy, collect_policy = (
+                SmoothedPolicy(policy, windows, False),
+                SmoothedPolicy(collect_policy, windows, True),
+            )
         super().__init__(problem, collect_policy, {}, policy=policy)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
@@ -270,21 +294,34 @@ class LinearBanditAgent(parts.PartsAgent):
         counts = tf.cast(tf.reshape(counts, [-1, 1]), tf.float64)
         squares = tf.einsum('nd,ne->nde', counts * x, x)
         products = tf.math.multiply_no_nan(reward, counts) * x
-        models = self._contexts.num_models
-        squares, products = (tf.math.unsorted_segment_sum(each, owners, models) for each in (squares, products))
+        squares, products = (self._by_model(each, owners, experience) for each in (squares, products))
         self._posterior.update(squares, products, tf.reduce_sum(counts))
         self.train_step_counter.assign_add(1)
         return info
 
+    def _by_model(self, values: tf.Tensor, owners: tf.Tensor, experience: Any) -> tf.Tensor:
+        """Returns sums over rows [N, ...] for each model."""
+        windows = self._windows()
+        if windows is None:
+            return tf.math.unsorted_segment_sum(values, owners, self._contexts.num_models)
+        logged = policy_step.get_log_probability(experience.policy_info)
+        weights = windows.weights(*(tf.reshape(leaf[:, :-1], [-1]) for leaf in (experience.action, logged)))
+        return tf.tensordot(weights, values, [[0], [0]])
+
     def _rows(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns counts float32 [B, T], and of their rows the taken arm's model [N], reward [N, 1] and x [N, D]."""
+        """Returns counts float32 [B, T], and of their rows the taken arm's model [N], reward [N, 1] and x [N, D].
+
+        Of a number it is the model of the nearest centre.
+        """
         now = tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience)
         counts = tf.cast(now.next_step_type != ts.StepType.FIRST, tf.float32)
         if weights is not None:
             counts *= weights[:, tf.newaxis]
         observation = now.observation if self._mask is None else self._mask(now.observation)[0]
         x = self._contexts(tf.nest.map_structure(_joined, observation))
-        action = _joined(now.action)
+        action, windows = _joined(now.action), self._windows()
+        if windows is not None:
+            action = windows.nearest(action)
         if self._contexts.is_shared:
             x, action = tf.gather(x, action, batch_dims=1), tf.zeros_like(action)
         return counts, action, tf.cast(tf.reshape(now.reward, [-1, 1]), tf.float64), x

@@ -126,12 +126,13 @@ class ActionRescaling:
 def rescaled(make_agent: Callable[..., Agent]) -> Callable[..., Agent]:
     """Decorates an agent's factory: it gets specs of rescaled actions, and what it makes is wrapped.
 
-    An `actor_network` of one's own works on the environment's floats.
+    An `actor_network` of one's own works on the environment's floats, and so does `smoothing`.
     """
 
     @functools.wraps(make_agent)
     def make(specs: EnvironmentSpecs, *args: Any, **arguments: Any) -> Agent:
-        rescaling = ActionRescaling(specs, rescales=arguments.get('actor_network') is None)
+        is_own = any(arguments.get(name) is not None for name in ('actor_network', 'smoothing'))
+        rescaling = ActionRescaling(specs, rescales=not is_own)
         return rescaling.wrapped(make_agent(rescaling.specs, *args, **arguments))
 
     return make

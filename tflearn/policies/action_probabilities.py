@@ -8,6 +8,8 @@ tell the class:
     loc, scale_diag                       normal; an action at or beyond a bound stands for all of them, since the
                                           environment clips: its probability is that of the tail
     distribution: {loc, scale_diag}       normal, squashed by tanh into the bounds (TF-Agents' SquashToSpecNormal)
+    mixture_distribution: {logits},       even draws from windows, which are the same in all rows, of one number
+    components_distribution: {low, high}  (`agents.smoothing`)
 
 All are in the environment's unit. A number whose bounds are equal is a constant, and left out.
 """
@@ -25,7 +27,11 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.policies.loader import LoadedPolicy
 
-NORMAL, SQUASHED = {'loc', 'scale_diag'}, {'distribution'}
+NORMAL, SQUASHED, SMOOTHED = (
+    {'loc', 'scale_diag'},
+    {'distribution'},
+    {'mixture_distribution', 'components_distribution'},
+)
 _LARGEST_TANH = 1 - 1e-7  # float32 actions reach the bounds themselves, where the density has no limit
 
 
@@ -38,6 +44,8 @@ class ActionProbabilities:
 
     Attributes:
       num_choices: the number of choices of a single Discrete action; None for any other.
+      edges: numbers, in order, between which the density of a single number is the same, from the least to the greatest
+        one; None of others.
     """
 
     def __init__(
@@ -69,9 +77,17 @@ class ActionProbabilities:
         single = not tf.nest.is_nested(specs.action) and not specs.action.shape.rank
         integer = specs.action.dtype.is_integer if single else False
         self.num_choices = int(specs.action.maximum - specs.action.minimum) + 1 if integer else None
+        self.edges: np.ndarray | None = None
+        windows: list[Any] = []
         if policy is not None:
             zeros = tf.nest.map_structure(lambda s: np.zeros((1, *s.shape), s.dtype.as_numpy_dtype), specs.time_step)
-            self._check(policy, self._parameters(policy, zeros, policy.initial_state(1))[0])
+            parameters = self._parameters(policy, zeros, policy.initial_state(1))[0]
+            self._check(policy, parameters)
+            if parameters[0].keys() == SMOOTHED:
+                windows = [parameters[0]['components_distribution'][name] for name in ('low', 'high')]
+        if single and not integer and (windows or policy is None):
+            ends = [specs.action.minimum, specs.action.maximum, *windows]
+            self.edges = np.unique(np.concatenate([np.ravel(each).astype(np.float64) for each in ends]))
 
     def log_probability(self, time_step: ts.TimeStep, policy_state: Any, action: Any) -> tuple[np.ndarray, Any]:
         """Returns the log-probabilities of actions, float64 [B], and the policy's next state.
@@ -108,15 +124,24 @@ class ActionProbabilities:
             shares = np.log1p(-self._epsilon), np.log(self._epsilon)
         return np.asarray(np.logaddexp(own + shares[0], uniform + shares[1]))
 
-    def probabilities(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[np.ndarray, Any]:
-        """Returns the probabilities of the choices of a single Discrete action, float64 [B, A], and the next state."""
+    def probabilities(
+        self, time_step: ts.TimeStep, policy_state: Any, edges: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Any]:
+        """Returns the probabilities of the choices of a single Discrete action, float64 [B, A], and the next state.
+
+        Of a single number they are those of what is between two neighbours of `edges`, which have all of `self.edges`.
+        """
         spec, size = self._leaves[0], len(time_step.step_type)
         parameters: Sequence[Any] = ()
         if self._policy is not None:
             parameters, policy_state = self._parameters(self._policy, time_step, policy_state)
-        actions = (np.full(size, i + spec.minimum, spec.dtype.as_numpy_dtype) for i in range(self.num_choices or 0))
-        columns = [np.exp(self._mixed(parameters, time_step, action)) for action in actions]
-        return np.stack(columns, axis=1), policy_state
+        if edges is None:
+            chosen = (np.arange(self.num_choices or 0) + spec.minimum).astype(spec.dtype.as_numpy_dtype)
+        else:
+            chosen = (edges[1:] + edges[:-1]) / 2
+        columns = [np.exp(self._mixed(parameters, time_step, np.full(size, each))) for each in chosen]
+        found = np.stack(columns, axis=1)
+        return found if edges is None else found * np.diff(edges), policy_state
 
     def _parameters(self, policy: LoadedPolicy, time_step: ts.TimeStep, state: Any) -> tuple[list[Any], Any]:
         """Returns the parameters for each tensor of the action, and the next policy state."""
@@ -131,7 +156,10 @@ class ActionProbabilities:
             return [{'loc': leaf} for leaf in tf.nest.flatten(action)], state
         found = by_leaf(computed[0])
         if self._temperature != 1:  # of logits alone, see _check
-            found = [{name: np.divide(value, self._temperature) for name, value in each.items()} for each in found]
+            found = [
+                {'logits': np.divide(each['logits'], self._temperature)} if each.keys() == {'logits'} else each
+                for each in found
+            ]
         return found, computed[1]
 
     def _check(self, policy: LoadedPolicy, parameters: Sequence[Mapping[str, Any]]) -> None:
@@ -150,6 +178,8 @@ class ActionProbabilities:
                     "need one that draws them, such as 'raw_policy' or 'collect_policy'"
                 )
             if names == SQUASHED and found['distribution'].keys() == NORMAL and not integer:
+                continue
+            if names == SMOOTHED and not integer and not spec.shape.rank:
                 continue
             if names not in (({'logits'}, {'loc'}) if integer else (NORMAL,)):
                 raise UserValueError(
@@ -172,7 +202,7 @@ def by_leaf(parameters: Any) -> list[Any]:
     """Returns the parameters of each tensor of the action, of a nest of dicts of them; see the module."""
     if isinstance(parameters, Mapping):
         names = parameters.keys()
-        if names == SQUASHED or any(not isinstance(value, Mapping) for value in parameters.values()):
+        if names in (SQUASHED, SMOOTHED) or any(not isinstance(value, Mapping) for value in parameters.values()):
             return [parameters]
         return [leaf for name in sorted(parameters) for leaf in by_leaf(parameters[name])]
     return [leaf for value in parameters for leaf in by_leaf(value)]
@@ -183,8 +213,9 @@ def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarra
     if 'logits' in parameters:
         logits = tf.nn.log_softmax(np.asarray(parameters['logits'], np.float64)).numpy()
         each = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)[..., 0]
-    elif parameters.keys() in (SQUASHED, NORMAL):
+    elif parameters.keys() in (SQUASHED, SMOOTHED, NORMAL):
         density = _squashed if parameters.keys() == SQUASHED else _clipped_normal
+        density = _smoothed if parameters.keys() == SMOOTHED else density
         with np.errstate(divide='ignore', invalid='ignore'):
             each = density(parameters, spec, np.asarray(action, np.float64))
         each = np.where(np.equal(spec.minimum, spec.maximum), 0.0, each)
@@ -198,6 +229,13 @@ def _squashed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> n
     tanh = np.clip((action - mean) / magnitude, -_LARGEST_TANH, _LARGEST_TANH)
     inner = _normal(parameters['distribution']).log_prob(np.arctanh(tanh)).numpy()
     return inner - np.log1p(-(tanh**2)) - np.log(magnitude)
+
+
+def _smoothed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
+    logits = np.asarray(parameters['mixture_distribution']['logits'], np.float64)
+    low, high = (parameters['components_distribution'][name].astype(np.float64) for name in ('low', 'high'))
+    is_within = (low <= action[:, np.newaxis]) & (action[:, np.newaxis] <= high)
+    return np.log((tf.nn.softmax(logits).numpy() * is_within / (high - low)).sum(axis=1))
 
 
 def _clipped_normal(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:

@@ -8,16 +8,27 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step, trajectory
+from tf_agents.trajectories import time_step as ts
 
 from tests.testing import forks
 from tests.testing.served_policies import Publisher
+from tflearn.agents import linear_bandit
+from tflearn.agents.smoothing import Smoothing
 from tflearn.core import extensions
+from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import arrays, columns, conversion, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import promotion
+from tflearn.extensions.product.data_evaluation import evaluate_on_data
 from tflearn.extensions.product.split import HELD_OUT, TRAIN, split
-from tflearn.policies import states, versions
+from tflearn.files.run_dir import RunDir
+from tflearn.policies import loader, states, versions
+from tflearn.policies.action_probabilities import ActionProbabilities
+from tflearn.policies.exporter import PolicyExporter
 
 DEADLINE_SECS = 120.0
 PARTS = TRAIN, HELD_OUT
@@ -148,6 +159,46 @@ def test_two_versions_may_have_logged_the_decisions(publish, tmp_path):
     ended = promote(root, '--candidate=3', f'--data={tmp_path}/log', '--margin=0.1', '--epsilon=0.2', *RANGE)
     assert ended.returncode == 0 and 'passes' in ended.stdout, ended.stdout + ended.stderr
     assert labels(root) == {'stable': 3}
+
+
+def test_numbers_around_centres_are_judged_by_all_of_their_densities(tmp_path):
+    """A smoothed policy that likes what is sold against one, of other windows, that dislikes it and has logged."""
+    price = tensor_spec.BoundedTensorSpec((), tf.float32, 2.0, 10.0, 'action')
+    specs = EnvironmentSpecs(tensor_spec.BoundedTensorSpec((1,), tf.float32, -1.0, 1.0, 'observation'), price)
+    rng = np.random.default_rng(0)
+    sells = lambda observation, action: np.abs(action - 6 - 2 * observation[:, 0]) < 1.5  # noqa: E731
+    observation = rng.uniform(-1, 1, (2_000, 2, 1)).astype(np.float32)
+    action = rng.uniform(2, 10, (2_000, 2)).astype(np.float32)
+    reward = sells(observation.reshape(-1, 1), action.ravel()).reshape(2_000, 2).astype(np.float32)
+    middle = np.ones((2_000, 2), np.int32)
+    info = policy_step.PolicyInfo(log_probability=np.full((2_000, 2), -np.log(8), np.float32))
+    for version, sign in ((1, 1), (2, -1)):
+        rest = sign * reward, np.ones((2_000, 2), np.float32)
+        rows = trajectory.Trajectory(middle, observation, action, info, middle, *rest)
+        smoothing = Smoothing(num_centres=8 * version, bandwidth=1.0)
+        agent = linear_bandit.make_agent(specs, create_train_step(), linear_bandit.EXPERIENCE, smoothing=smoothing)
+        agent.train(tf.nest.map_structure(tf.constant, rows))
+        PolicyExporter(agent.policy.wrapped_policy, tmp_path / 'policies' / 'raw_policy').export(version, {})
+    log = loader.load(tmp_path / 'policies' / 'raw_policy' / '2')
+    observation = rng.uniform(-1, 1, (800, 1)).astype(np.float32)
+    time_step = ts.TimeStep(np.zeros(800, np.int32), np.zeros(800, np.float32), np.ones(800, np.float32), observation)
+    action = np.where(rng.random(800) < 0.3, rng.uniform(2, 10, 800).astype(np.float32), log.action(time_step)[0])
+    logged, _ = ActionProbabilities(log, specs, 0.3, None).log_probability(time_step, (), action)
+    given = {'action': action, 'reward': sells(observation, action), 'specs': specs}
+    info = {'log_probability': logged.astype(np.float32)}
+    arrays.from_arrays(tmp_path / 'log', observation=observation, policy_info=info, **given)
+    given = '--policy=raw_policy', f'--data={tmp_path}/log', '--epsilon=0.3', *RANGE
+    assert promote(tmp_path, '--policy=raw_policy', '--candidate=2', '--ungated').returncode == 0
+    ended = promote(tmp_path, '--candidate=1', '--margin=0.02', *given)
+    assert ended.returncode == 0 and 'passes' in ended.stdout, ended.stdout + ended.stderr
+    ended = promote(tmp_path, '--candidate=2', '--margin=0.02', *given)
+    assert ended.returncode == 1 and 'margin 0.02: worse' in ended.stdout, ended.stdout + ended.stderr
+    found, _ = evaluate_on_data(RunDir(tmp_path), [f'{tmp_path}/log'], {}, 'raw_policy', 1, 0.3, low=0.0, high=1.0)
+    many = ts.restart(rng.uniform(-1, 1, (50_000, 1)).astype(np.float32), 50_000)
+    drawn = loader.load(tmp_path / 'policies' / 'raw_policy' / '1').action(many)[0]
+    value = 0.7 * sells(many.observation, drawn).mean() + 0.3 * 3 / 8
+    low, high = found.intervals['the policy']
+    assert low < value < high and found.estimates['doubly robust'] == pytest.approx(value, abs=0.15)
 
 
 def test_a_version_of_another_run_is_copied(publish, tmp_path):

@@ -18,12 +18,14 @@ pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"
 import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from scripts import __path__ as scripts_path
 from tests.agents import example_data
 from tests.testing import example_policies, forks, served_policies
 from tflearn.agents import linear_bandit
+from tflearn.agents.smoothing import Smoothing
 from tflearn.agents.value_exploration import SquareCB
 from tflearn.core.errors import UserOSError
 from tflearn.core.train_step import create_train_step
@@ -171,6 +173,32 @@ def test_squarecb_is_served_with_the_probabilities_of_its_formula(tmp_path):
     assert (np.abs(shares - need) < 5 * np.sqrt(need / 1000)).all() and np.ptp(need) > 0.1
     logged = [line['probability'] for line in lines_of(tmp_path / 'log')]
     np.testing.assert_allclose(logged, found['probability'], rtol=1e-6)
+
+
+def test_a_smoothed_number_is_served_with_its_exact_density(tmp_path):
+    price = tensor_spec.BoundedTensorSpec((), tf.float32, 2.0, 10.0, 'action')
+    specs = EnvironmentSpecs(example_policies.OBSERVATION, price)
+    options = {'options': linear_bandit.LinearOptions(SquareCB(10.0)), 'smoothing': Smoothing(8, 1.5, epsilon=0.2)}
+    agent = linear_bandit.make_agent(specs, create_train_step(), linear_bandit.EXPERIENCE, **options)
+    agent.train(example_data.sequences(agent, 6, 3, 0)._replace(action=tf.constant([[3.0, 5.0, 9.0]] * 6)))
+    PolicyExporter(agent.collect_policy, tmp_path / 'collect_policy').export(1, {})
+    rows = np.repeat(np.float32([[0.6, -0.4, 0.2, 0.9]]), 1000, axis=0)
+    with serving(tmp_path, tmp_path / 'log', Exploration(0.1), ['collect_policy']) as (ask, _):
+        found = [ask(rows, 'collect_policy') for _ in range(4)]
+    prices, densities = (np.concatenate([each[name] for each in found]) for name in ('action', 'probability'))
+    assert prices.dtype == np.float32 and prices.min() >= 2 and prices.max() <= 10
+    own = agent.collect_policy.distribution(ts.restart(tf.constant(rows[:1]), 1)).action
+    np.testing.assert_allclose(densities, 0.9 * own.prob(prices) + 0.1 / 8, rtol=1e-5)
+    # Windows begin and end at whole numbers: between two of them the density is the same.
+    of_part = np.array([densities[np.floor(prices) == part][0] for part in range(2, 10)])
+    assert of_part.sum() == pytest.approx(1, abs=1e-6) and np.ptp(of_part) > 0.05
+    shares = np.histogram(prices, np.arange(2, 11))[0] / 4000
+    assert (np.abs(shares - of_part) < 5 * np.sqrt(of_part / 4000)).all()
+    logged = lines_of(tmp_path / 'log')
+    assert [line['action'] for line in logged] == prices.tolist()
+    np.testing.assert_allclose([line['probability'] for line in logged], densities, rtol=1e-6)
+    with pytest.raises(ValueError, match='need logits for a temperature'):
+        ServedVersion(tmp_path / 'collect_policy' / '1', exploration=Exploration(temperature=2.0))
 
 
 def test_only_legal_actions_are_drawn():

@@ -194,10 +194,12 @@ class PolicyProbabilities:
 
     Attributes:
       num_choices: the number of choices of a single Discrete action; None for any other.
+      edges: of a number, see `ActionProbabilities`.
     """
 
     def __init__(self, policy: LoadedPolicy, known: ActionProbabilities, even: ActionProbabilities):
         self._policy, self._known, self._even, self.num_choices = policy, known, even, known.num_choices
+        self.edges = known.edges
 
     @property
     def even(self) -> 'PolicyProbabilities':
@@ -208,10 +210,13 @@ class PolicyProbabilities:
         """Returns the log-probabilities of the actions in all rows, [S]."""
         return _log_probability(self._known, self._policy, rows, lengths)
 
-    def of_choices(self, rows: Any, index: np.ndarray) -> np.ndarray:
-        """Returns the probabilities of all choices in rows that begin an episode, [len(index), A]."""
+    def of_choices(self, rows: Any, index: np.ndarray, edges: np.ndarray | None) -> np.ndarray:
+        """Returns the probabilities of all choices in rows that begin an episode, [len(index), A].
+
+        Of a number a choice is what is between two of `edges`.
+        """
         steps = tf.nest.map_structure(lambda leaf: leaf[index], _time_steps(rows))
-        return self._known.probabilities(steps, self._policy.initial_state(len(index)))[0]
+        return self._known.probabilities(steps, self._policy.initial_state(len(index)), edges)[0]
 
 
 def probabilities(policy: LoadedPolicy, specs: EnvironmentSpecs, served: Served) -> PolicyProbabilities:
@@ -222,6 +227,12 @@ def probabilities(policy: LoadedPolicy, specs: EnvironmentSpecs, served: Served)
     return PolicyProbabilities(policy, known, ActionProbabilities(None, specs, 1.0, mask))
 
 
+def edges_of(*policies: PolicyProbabilities) -> np.ndarray | None:
+    """Returns numbers between which the density of each policy is the same; None if one has no such edges."""
+    edges = [each.edges for each in policies if each.edges is not None]
+    return np.unique(np.concatenate(edges)) if len(edges) == len(policies) else None
+
+
 def support(
     rows: Any,
     index: np.ndarray,
@@ -230,10 +241,10 @@ def support(
     log: PolicyProbabilities,
 ) -> Support:
     """Returns the support of the rows `index`, each an episode of one step."""
-    found = []  # block by block: there may be many actions
-    for begin in range(0, len(index), _NUM_ROWS):
+    found, edges = [], edges_of(candidate, incumbent, log)
+    for begin in range(0, len(index), _NUM_ROWS):  # there may be many actions
         block = index[begin : begin + _NUM_ROWS]
-        by_policy = {each: each.of_choices(rows, block) for each in {candidate, incumbent, log}}
+        by_policy = {each: each.of_choices(rows, block, edges) for each in {candidate, incumbent, log}}
         found.append(confidence_sequences.support(by_policy[candidate], by_policy[incumbent], by_policy[log]))
     fields = [field.name for field in dataclasses.fields(Support)]
     return Support(*(np.concatenate([getattr(each, name) for each in found]) for name in fields))

@@ -167,25 +167,25 @@ def logged_episodes(
         clusters=None if clusters is None else clusters[order],
         costs={name: padded(info[each].astype(np.float64)) for name, each in parts.items()},
     )
-    if not candidate.num_choices:
+    edges = data_evaluation.edges_of(candidate, incumbent or candidate)
+    if not candidate.num_choices and edges is None:
         return found
-    log_even = candidate.even.of_actions(rows, lengths)
-    known = None
+    log_even, known = candidate.even.of_actions(rows, lengths), None
     if shape[1] == 1 and len(counted) == len(lengths):
         # An incumbent that is the log has no probabilities of its own.
         own_log = [(incumbent, others[counted])] if incumbent else []
-        logs = itertools.chain(
-            [*own_log, (candidate.even, log_even[counted])],
-            ((log, log.of_actions(rows, lengths)[counted]) for log in loggers),
-        )
+        own_log.append((candidate.even, log_even[counted]))
+        usable = (log for log in loggers if log.num_choices or log.edges is not None)
+        logs = itertools.chain(own_log, ((log, log.of_actions(rows, lengths)[counted]) for log in usable))
         known = _known(rows, counted, log_behaviour[counted], candidate, incumbent, logs)
         known = known and Support(**{name: values[order] for name, values in vars(known).items()})
+    actions, log_sizes = _choices(rows.action, edges)
     return dataclasses.replace(
         found,
         known=known,
-        actions=padded(rows.action.astype(np.float64)).astype(np.int64),
-        log_behaviour=padded(log_behaviour),
-        log_even=padded(log_even),
+        actions=padded(actions.astype(np.float64)).astype(np.int64),
+        log_behaviour=padded(log_behaviour + log_sizes),
+        log_even=padded(log_even + log_sizes),
     )
 
 
@@ -195,6 +195,14 @@ def _check_weights(weights: np.ndarray) -> None:
             f'got decisions with weights from {weights.min():g} to {weights.max():g}; need a log of all decisions, '
             'each once: the bounds of the gate hold for no other; tflearn-evaluate estimates by weights, without proof'
         )
+
+
+def _choices(actions: np.ndarray, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | float]:
+    """Returns the index of each action, and the logs of their sizes: of numbers, of what is between two edges."""
+    if edges is None:
+        return actions.astype(np.int64), 0.0
+    index = np.clip(np.searchsorted(edges, actions, 'right') - 1, 0, len(edges) - 2)
+    return index, np.log(np.diff(edges))[index]
 
 
 def _known(

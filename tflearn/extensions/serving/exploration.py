@@ -2,7 +2,8 @@
 
 The probability that is logged is that of what was served. It is known for a policy of one Discrete action: a greedy one
 (its distribution has one action, `loc`), mixed with random actions, or one that draws (its distribution has `logits`,
-those of Thompson sampling are the shares of draws from the posterior, see `agents.linear_bandit`).
+those of Thompson sampling are the shares of draws from the posterior, see `agents.linear_bandit`); and, as a density,
+for one of a number that is drawn evenly from one of several windows (`agents.smoothing`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,11 @@ from tflearn.policies import signatures
 
 Arrays = Mapping[str, np.ndarray]
 _ACTION, _LOGITS, _LOC = 'action', 'distribution_logits', 'distribution_loc'
-PROBABILITY = 'probability'  # of the action, besides the policy's outputs
+_OF_WINDOWS = (
+    *('distribution_mixture_distribution_logits', 'distribution_components_distribution_low'),
+    'distribution_components_distribution_high',
+)
+PROBABILITY = 'probability'  # of the action, besides the policy's outputs; of a number the density
 
 
 class CannotExplore(UserValueError):
@@ -56,21 +61,25 @@ class Chooser:
         Raises:
           CannotExplore: if the policy cannot explore so.
         """
-        action = (metadata.get('specs') or {}).get(_ACTION)
-        is_integer = isinstance(action, dict) and str(action.get('dtype')).startswith(('int', 'uint'))
-        low, high = (action.get('minimum'), action.get('maximum')) if action and is_integer else (None, None)
+        action: Any = (metadata.get('specs') or {}).get(_ACTION)
+        is_leaf = isinstance(action, dict) and 'dtype' in action
+        low, high = (action.get('minimum'), action.get('maximum')) if is_leaf else (None, None)
+        is_integer = is_leaf and str(action['dtype']).startswith(('int', 'uint'))
         self.actions = range(0)
-        if isinstance(low, int) and isinstance(high, int):
+        if is_integer and isinstance(low, int) and isinstance(high, int):
             self.actions = range(low, high + 1)
-        found = outputs.get('distribution', ()) if self.actions else ()
-        self._draws, self._is_known = _LOGITS in found, _LOGITS in found or _LOC in found
-        self.signature = 'distribution' if self._draws else signatures.DEFAULT
+        found = outputs.get('distribution', ())
+        self._range = (low, high) if _OF_WINDOWS[0] in found else None  # of a number that is drawn from windows
+        found = found if self.actions or self._range else ()
+        self._draws = _LOGITS in found
+        self._is_known = bool(self._draws or _LOC in found or self._range)
+        self.signature = 'distribution' if self._draws or self._range else signatures.DEFAULT
         self.mask = f'observation_{metadata["action_mask"].replace(".", "_")}' if metadata.get('action_mask') else ''
         self._exploration, self.explores = exploration, exploration != Exploration()
         if (exploration.epsilon and not self._is_known) or (exploration.temperature != 1 and not self._draws):
             raise CannotExplore(
                 f'got {exploration} for a policy with {", ".join(found) or "no known probabilities"}; need logits for '
-                'a temperature, and these or a greedy policy of one Discrete action for an epsilon'
+                'a temperature, and these, a greedy policy of one Discrete action or a smoothed number for an epsilon'
             )
 
     def __call__(self, inputs: Arrays, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -78,6 +87,8 @@ class Chooser:
         epsilon = self._exploration.epsilon
         if not self._is_known:
             return dict(outputs)
+        if self._range:
+            return self._draw_numbers(outputs, random)
         if not self._draws and not epsilon:
             return {**outputs, PROBABILITY: np.ones(len(outputs[_ACTION]))}
         first = next(iter(outputs.values()))
@@ -104,9 +115,29 @@ class Chooser:
 
     def _draw(self, logits: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws by logits [B, K]; returns the actions [B] and all their probabilities [B, K]."""
-        scaled = logits.astype(np.float64) / self._exploration.temperature
-        probabilities = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-        probabilities /= probabilities.sum(axis=-1, keepdims=True)
-        sums = probabilities.cumsum(axis=-1)
-        drawn = (random.random(len(sums))[:, np.newaxis] * sums[:, -1:] >= sums).sum(axis=-1)
-        return np.minimum(drawn, len(self.actions) - 1), probabilities
+        probabilities = _softmax(logits.astype(np.float64) / self._exploration.temperature)
+        return _drawn(probabilities, random), probabilities
+
+    def _draw_numbers(self, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Draws from windows, and evenly from the range, which is one more; returns the outputs."""
+        logits, low, high = (outputs[name].astype(np.float64) for name in _OF_WINDOWS)
+        epsilon, of_range = self._exploration.epsilon, [np.full(len(logits), end) for end in self._range or ()]
+        shares = np.column_stack([(1 - epsilon) * _softmax(logits), np.full(len(logits), epsilon)])
+        low, high = (np.column_stack(each) for each in zip((low, high), of_range, strict=True))
+        window = np.arange(len(shares)), _drawn(shares, random)
+        # Rounded to float32 a number may be an end of its window, which is within it.
+        action = (low[window] + random.random(len(shares)) * (high - low)[window]).astype(np.float32)
+        is_within = (low <= action[:, np.newaxis]) & (action[:, np.newaxis] <= high)
+        return {_ACTION: action, PROBABILITY: (shares * is_within / (high - low)).sum(axis=1)}
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(probabilities / probabilities.sum(axis=-1, keepdims=True))
+
+
+def _drawn(probabilities: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draws by probabilities [B, K]; returns indices [B]."""
+    sums = probabilities.cumsum(axis=-1)
+    drawn = (random.random(len(sums))[:, np.newaxis] * sums[:, -1:] >= sums).sum(axis=-1)
+    return np.asarray(np.minimum(drawn, sums.shape[-1] - 1))
