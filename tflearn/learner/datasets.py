@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tflearn.learner.batches import Batches, SourceBatches, TakeStep, timed, tra
 from tflearn.learner.elements import NonfiniteColumns
 from tflearn.sampling import dataset_source
 from tflearn.sampling.dataset_source import DatasetSource
-from tflearn.sampling.source import DatasetFn, num_together
+from tflearn.sampling.source import DatasetFn
 
 _patched = threading.Lock()
 
@@ -39,18 +39,18 @@ class DatasetBatches(Batches):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        return traced_spec(lambda: self._value(self._pull(tf.constant(0))[0]))
+        return traced_spec(lambda: self._value(self._pull(tf.timestamp())[0]))
 
-    def _pull(self, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns what the next element comes from, and whether each replica has one. For a graph."""
-        return self._source.pull(after)
+    def _pull(self, since: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns what the next element comes from, and whether each replica has one; see `DatasetSource.pull`."""
+        return self._source.pull(since)
 
     def _value(self, pulled: Any) -> Any:
         """Returns the element, as the replicas take it."""
         return strategies.distributed(self._strategy, [each.get_value() for each in pulled])
 
     def next(self) -> Any:
-        pulled, complete = self._pull(tf.constant(0))
+        pulled, complete = self._pull(tf.timestamp())
         if not complete:
             return None
         self.count(1)
@@ -112,58 +112,6 @@ class StackBatches(SourceBatches):
         return DatasetBatches(self._stacks, self.strategy)
 
 
-class IteratorStacks:
-    """The elements of an iterator, as `XlaLoop` takes them: some at a time, as one with leaves [K, ...]."""
-
-    prioritization = None
-
-    def __init__(self, iterator: Any, strategy: tf.distribute.Strategy, element_spec: Any):
-        """Reads nothing yet."""
-        self._iterator, self.strategy, self.element_spec = iterator, strategy, element_spec
-        self.num_together = num_together(element_spec)
-
-    def over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
-        """Takes train steps until the data end. Returns their number, and the sums."""
-
-        def some(taken: tf.Tensor, sums: tf.Tensor, _: tf.Tensor) -> Any:
-            wanted = tf.minimum(num_steps - taken, self.num_together)
-            # The train steps before, since nothing else tells TensorFlow to read after them.
-            with tf.control_dependencies([sums]):
-                stack, count = self._read(wanted)
-            now, sums, *_ = steps(stack, count, taken, sums, ())
-            return taken + now, sums, count == wanted
-
-        start = tf.constant(0, tf.int64), sums, tf.constant(True)
-        has_more = lambda taken, _, more: tf.logical_and(more, taken < num_steps)  # noqa: E731
-        return tf.while_loop(has_more, some, start)[:2]
-
-    def _read(self, wanted: tf.Tensor) -> Any:
-        """Returns `wanted` elements as one, and how many there were; the others are zeros."""
-        specs = tf.nest.flatten(self.element_spec)
-        size = tf.cast(wanted, tf.int32)
-
-        def one(count: tf.Tensor, _: tf.Tensor, arrays: Any) -> Any:
-            element = self._iterator.get_next_as_optional()
-
-            def write() -> Any:
-                leaves = tf.nest.flatten(element.get_value())
-                return tuple(array.write(count, leaf) for array, leaf in zip(arrays, leaves, strict=True))
-
-            has_value = element.has_value()
-            return count + tf.cast(has_value, tf.int32), has_value, tf.cond(has_value, write, lambda: arrays)
-
-        arrays = tuple(tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs)
-        count, _, arrays = tf.while_loop(
-            lambda count, more, _: tf.logical_and(more, count < size), one, (tf.constant(0), tf.constant(True), arrays)
-        )
-        stack = tf.nest.pack_sequence_as(self.element_spec, [array.stack() for array in arrays])
-        return stack, tf.cast(count, tf.int64)
-
-    def gather(self, stack: Any, indices: tf.Tensor) -> Any:
-        """Returns elements of a stack, as one."""
-        return tf.nest.map_structure(lambda column: tf.gather(column, indices), stack)
-
-
 class HostsBatches(DatasetBatches):
     """Batches of a TPU: each of its hosts has a dataset, whose position nothing saves."""
 
@@ -178,8 +126,8 @@ class HostsBatches(DatasetBatches):
         self._strategy, self.nonfinite, self._taken = strategy, NonfiniteColumns(), 0
         self._iterator = iterate(strategy.distribute_datasets_from_function(checked))
 
-    def _pull(self, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        with tf.control_dependencies([after]):
+    def _pull(self, since: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        with tf.control_dependencies([since]):
             element = self._iterator.get_next_as_optional()
         return element, is_complete(self._strategy, element)
 

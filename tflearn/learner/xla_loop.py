@@ -3,12 +3,12 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.learner.batches import TakeStep
+from tflearn.learner.batches import SourceBatches, TakeStep
 
 Program = Callable[[int], Any]  # train steps -> their metrics
 Compile = Callable[[Callable[..., Any]], Program]
@@ -17,21 +17,6 @@ MIN_XLA_STEPS = 4  # for fewer, what a call costs is more than what XLA gains
 AUTO_AFTER_STEPS = 10_000  # train steps before 'auto' compiles: a run that is shorter would not win the time back
 _MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
 _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
-
-
-class Stacks(Protocol):
-    """Batches of which some can be gathered, such as those of a source; see `SourceBatches`."""
-
-    @property
-    def strategy(self) -> tf.distribute.Strategy: ...
-    @property
-    def prioritization(self) -> Any: ...
-    @property
-    def element_spec(self) -> Any: ...
-    @property
-    def num_together(self) -> int: ...
-    def over_draws(self, steps: Callable[..., Any], sums: tf.Tensor, num_steps: tf.Tensor) -> Any: ...
-    def gather(self, drawn: Any, indices: tf.Tensor) -> Any: ...
 
 
 class XlaLoop(tf.train.experimental.PythonState):
@@ -52,7 +37,7 @@ class XlaLoop(tf.train.experimental.PythonState):
     def __init__(
         self,
         plain: Program,
-        batches: Stacks,
+        batches: SourceBatches,
         take: TakeStep,
         num_sums: int,
         compile_loop: Compile,

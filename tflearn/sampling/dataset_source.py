@@ -5,6 +5,7 @@ Nothing is read ahead of the train steps that are asked for, but by the dataset 
 """
 
 import base64
+import functools
 import inspect
 import json
 import pathlib
@@ -178,22 +179,21 @@ class DatasetSource(Source):
         """Returns element `i` of a draw, as the dataset has it."""
         return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn[0])
 
-    def pull(self, after: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
+    def pull(self, since: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
         """Returns an optional element for each replica of this process, in order. For a graph.
 
         Args:
-          after: a tensor that is known first.
+          since: when the program begins to wait [s since 1970], float64 scalar.
         """
         found: list[Any] = []
-        with tf.control_dependencies([after]):
-            begin = self._set_wait(tf.timestamp())
+        known: list[Any] = self._set_wait(since)
         for _ in range(self.num_replicas):
-            with tf.control_dependencies([after, *begin]):
+            with tf.control_dependencies(known):
                 found.append(self._iterator.get_next_as_optional())
-            after = found[-1].has_value()
-        with tf.control_dependencies([after]):
+            known = [found[-1].has_value()]
+        with tf.control_dependencies(known):
             self._set_wait(tf.constant(0.0, tf.float64))
-        return tuple(found), tf.reduce_all([each.has_value() for each in found])
+        return tuple(found), functools.reduce(tf.logical_and, [each.has_value() for each in found])
 
     def _keep_rests(self) -> None:
         with tf.device('CPU:0'):

@@ -1,5 +1,7 @@
 """What TF-Agents' own tests do not check of the drop-in. Defects of TF-Agents itself: defects_test.py."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,15 +52,16 @@ def test_one_trace_per_signature(tmp_path, make_agent, make_dataset_fn):
 @lanes.compiles
 @pytest.mark.parametrize('own', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_many_train_steps_in_xla_equal_those_without(tmp_path, make_agent, own, caplog):
-    """To the end of the data, and with what does not fill a stack of 128 batches."""
-    dataset_fn = lambda: tf.data.Dataset.range(300).map(lambda number: (batch(number), ()))  # noqa: E731
+    """To the end of the data, with what does not fill a stack of 128, and with batches that `loss` takes."""
+    dataset_fn = lambda: tf.data.Dataset.range(302).map(lambda number: (batch(number), ()))  # noqa: E731
     found = {}
     for jit_compile in (False, True):
         agent = make_agent() if own else _agent_of_tf_agents()
         learner = _learner(
             tmp_path / f'{jit_compile}', agent, dataset_fn, jit_compile=jit_compile, summary_interval=100
         )
-        losses = [learner.run(count).loss for count in (3, 150, 200)]
+        calls = learner.loss, *(functools.partial(learner.run, count) for count in (3, 150)), learner.loss
+        losses = [call().loss for call in (*calls, functools.partial(learner.run, 200))]
         assert int(learner.train_step_numpy) == 300
         learner.close()
         summaries = written_summaries.scalars(tmp_path / f'{jit_compile}' / 'train')['train/loss']
@@ -68,6 +71,20 @@ def test_many_train_steps_in_xla_equal_those_without(tmp_path, make_agent, own, 
         assert len(compiled) == jit_compile
     for ours, theirs in zip(found[True], found[False], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('jit_compile', [True, False])
+def test_the_own_data_end_once(tmp_path, make_agent, make_dataset_fn, jit_compile):
+    """Also where the first call takes one train step: then batches are read singly."""
+    dataset_fn = lambda: tf.data.Dataset.range(9).map(lambda number: (batch(number), ()))  # noqa: E731
+    learner = _learner(tmp_path, make_agent(), dataset_fn, jit_compile=jit_compile)
+    for count in (1, 5, 5):
+        learner.run(count)
+    assert int(learner.train_step_numpy) == 9
+    with pytest.raises(tf.errors.OutOfRangeError, match='the data ended at train step 9'):
+        learner.run()
+    with pytest.raises(StopIteration):
+        learner.loss()
 
 
 def _agent_of_tf_agents():

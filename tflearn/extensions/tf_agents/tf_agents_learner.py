@@ -6,6 +6,7 @@ existing programs; new ones use `tflearn.Learner`.
 
 import atexit
 import contextlib
+import functools
 import inspect
 import itertools
 import os
@@ -27,11 +28,13 @@ from tflearn.extensions.tf_agents.loss_infos import LossInfos
 from tflearn.files.run_dir import RunDir, is_url
 from tflearn.learner import batches, datasets, xla_loop
 from tflearn.learner.checkpoints import Checkpoints, writable_run_dir
-from tflearn.learner.datasets import is_complete
+from tflearn.learner.datasets import StackBatches, is_complete
 from tflearn.learner.metrics import LOSS, Reduction
 from tflearn.learner.train_loop import JitCompile, StepCounter
 from tflearn.learner.triggers import PeriodicAction
 from tflearn.learner.xla_loop import Program, XlaLoop
+from tflearn.sampling.dataset_source import DatasetSource
+from tflearn.sampling.source import num_together
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'
@@ -77,7 +80,7 @@ class Learner:
 
     _due: int | None = None  # the train step that is summarized next
     _traced: Any = None  # the train step without a summary
-    _own_program: Program | None = None  # train steps without summaries on the learner's own iterator
+    _stacks: StackBatches | None = None  # the dataset's batches, for XLA; else `_iterator` has single ones
 
     def __init__(
         self,
@@ -131,11 +134,11 @@ class Learner:
           strategy_run_options: options of `strategy.run`.
           summary_root_dir: summaries go to `train` below it; default: `root_dir`.
           extra_reductions: see `LoopOptions`; not in TF-Agents.
-          jit_compile: whether many train steps of a call are one program of XLA, which reads up to
-            128 batches of `experience_dataset_fn` before it takes their steps. See `LoopOptions`,
-            but other batches than those of one fixed shape, other strategies than the default one,
-            `after_train_strategy_step_fn` and a `single_train_step` of a subclass are without XLA.
-            Not in TF-Agents.
+          jit_compile: whether many train steps of a call are one program of XLA, and read up to 128
+            batches of `experience_dataset_fn` before they are taken. See `LoopOptions`, but other
+            batches than those of one fixed shape, other strategies than the default one,
+            `after_train_strategy_step_fn`, a `single_train_step` of a subclass, and learners whose
+            first `run` takes one train step are without XLA. Not in TF-Agents.
 
         Raises:
           ValueError: if the newest checkpoint does not fit, or the agent cannot be traced.
@@ -160,6 +163,7 @@ class Learner:
         self._trained, self._evaluated = (LossInfos(self.strategy, extra_reductions or {}) for _ in range(2))
         self._overridden = type(self).single_train_step is not Learner.single_train_step  # then AutoGraph converts it
         self._steps = {recorded: tf.function(self._step, autograph=self._overridden) for recorded in (False, True)}
+        self._own_programs: dict[bool, Program] = {}  # of train steps on stacks, with and without a summary
         self._many_steps = tf.function(self._over_iterator, autograph=False)
         self._loss = tf.function(
             lambda experience: self._evaluated.vector(self._run_agent(agent.loss, experience)), autograph=False
@@ -172,7 +176,8 @@ class Learner:
                 )
             agent.initialize()
             if self._dataset is not None:
-                self._trace(self._experience_iterator)
+                is_plain = isinstance(self._dataset, tf.data.Dataset)  # that of the default strategy
+                self._trace(self._dataset.element_spec if is_plain else _spec(self._experience_iterator))
             elif run_optimizer_variable_init:
                 self._make_slots()
             keep = sys.maxsize if max_checkpoints_to_keep is None else max_checkpoints_to_keep
@@ -203,14 +208,10 @@ class Learner:
             return tf.summary.create_noop_writer()
         return tf.summary.create_file_writer(str(run_dir.checkpoints.parent), flush_millis=10000)
 
-    def _trace(self, iterator: Any) -> None:
-        """Traces the train step, which makes the optimizer's slots, for the elements of an iterator; takes none."""
-        # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes
-        # are unknown.
-        spec = batches.traced_spec(lambda: iterator.get_next_as_optional().get_value())
+    def _trace(self, spec: Any) -> None:
+        """Traces the train step, which makes the optimizer's slots, for elements of such specs."""
         with tf.summary.record_if(False):
             self._traced = self._steps[False].get_concrete_function(spec)
-        self._spec = spec
 
     def _make_slots(self) -> None:
         """Makes the optimizer's slots by the agent's specs: there are no data yet."""
@@ -287,7 +288,10 @@ class Learner:
         del parallel_iterations
         if iterations < 1:
             raise AssertionError(f'Iterations must be greater or equal to 1, was {iterations}')
-        num_steps, last = self._take(iterations, self._experience_iterator if iterator is None else iterator)
+        if iterator is None:
+            self._choose_stacks(iterations)
+            iterator = self._stacks or self._experience_iterator
+        num_steps, last = self._take(iterations, iterator)
         if last is None:
             raise tf.errors.OutOfRangeError(None, None, f'the data ended at train step {self.train_step_numpy}')
         if num_steps < iterations:
@@ -299,7 +303,7 @@ class Learner:
         start, num_steps, last = self._counter.step, 0, None
         with self.strategy.scope():
             if self._traced is None:
-                self._trace(iterator)
+                self._trace(_spec(iterator))
             while num_steps < max_steps:
                 before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
                 # Summarized or not, the caller's own default writer receives nothing.
@@ -318,40 +322,50 @@ class Learner:
         self._call_triggers(start)
         return num_steps, last
 
+    def _choose_stacks(self, num_steps: int) -> None:
+        """Decides by the first call, for so many train steps, whether the dataset's batches are read in stacks."""
+        has_own_code = self._overridden or self.after_train_strategy_step_fn
+        has_begun = self._stacks is not None or self._iterator is not None
+        if has_begun or has_own_code or not self._jit_compile or not isinstance(self._dataset, tf.data.Dataset):
+            return
+        slower = xla_loop.why_slower_in_xla(self._traced.graph) if self._jit_compile == 'auto' else None
+        # A stack of one batch costs more than the batch.
+        if slower or num_steps == 1 or num_together(self._dataset.element_spec) < xla_loop.MIN_XLA_STEPS:
+            return
+        with self.strategy.scope():
+            source = DatasetSource(lambda context: self._dataset, self.strategy)
+            self._stacks = StackBatches(source, self.strategy, self.train_step)
+
     def _program(self, recorded: bool, iterator: Any) -> Program:
         """Returns what takes a number of train steps, and returns what `_over_iterator` does."""
-        plain = lambda count: self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()  # noqa: E731
-        if recorded or iterator is not self._iterator:
-            return plain
-        if self._own_program is None:
-            self._own_program = self._in_xla(iterator, plain) or plain
-        return self._own_program
+        if iterator is not (self._stacks or self._iterator):  # traced once for all that have the same elements
+            return lambda count: self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()
+        if recorded not in self._own_programs:
+            program = self._over_stacks(recorded, self._stacks) if self._stacks else None
+            self._own_programs[recorded] = program or _traced_once(
+                functools.partial(self._over_iterator, recorded, iterator)
+            )
+        return self._own_programs[recorded]
 
-    def _in_xla(self, iterator: Any, plain: Program) -> XlaLoop | None:
-        """Returns the program in XLA, which begins as the plain one; None if there can be none."""
-        has_own_code = self._overridden or self.after_train_strategy_step_fn
-        if not self._jit_compile or has_own_code or not isinstance(iterator, tf.data.Iterator):
-            return None
-        stacks = datasets.IteratorStacks(iterator, self.strategy, self._spec)
-        is_auto = self._jit_compile == 'auto'
-        slower = xla_loop.why_slower_in_xla(self._traced.graph) if is_auto else None
-        if slower or stacks.num_together < xla_loop.MIN_XLA_STEPS:
-            return None
+    def _over_stacks(self, recorded: bool, stacks: StackBatches) -> Program:
+        """Returns a program over stacks, with XLA if nothing is recorded."""
 
         def take(sums: tf.Tensor, element: Any) -> Any:
-            last = self._steps[False](element)
+            last = self._steps[recorded](element)
             return tf.concat([sums[:1] + last[LOSS], last], axis=0), tf.constant(True), ()
 
         def compiled(loop: Callable[..., Any]) -> Program:
             def program(num_steps: tf.Tensor) -> tf.Tensor:
-                taken, sums = loop(tf.zeros([num_sums]), num_steps)
+                taken, _, sums, _ = loop(tf.zeros([num_sums]), num_steps)
                 return tf.concat([[tf.cast(taken, tf.float64)], tf.cast(sums, tf.float64)], axis=0)
 
-            in_graph = tf.function(program, autograph=False)
-            return lambda count: in_graph(tf.constant(count, tf.int64)).numpy()
+            return _traced_once(program)
 
         num_sums = 1 + self._trained.size
-        after_steps = xla_loop.AUTO_AFTER_STEPS if is_auto else 0
+        plain = compiled(functools.partial(stacks.loop, take))
+        if recorded:
+            return plain
+        after_steps = xla_loop.AUTO_AFTER_STEPS if self._jit_compile == 'auto' else 0
         return XlaLoop(plain, stacks, take, num_sums, compiled, after_steps)
 
     def _part(self, num_steps: int) -> tuple[int, bool]:
@@ -460,8 +474,17 @@ class Learner:
         if reduce_op not in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
             raise UserValueError(f'got reduce_op={reduce_op}; need SUM or MEAN')
         with self.strategy.scope(), tf.summary.record_if(False):
-            experience, _ = experience_and_sample_info or self._split(next(self._experience_iterator))
+            experience, _ = experience_and_sample_info or self._split(self._next())
             return self._evaluated.read(self._loss(experience).numpy())
+
+    def _next(self) -> Any:
+        """Returns the next element of the learner's own dataset. Raises StopIteration at its end."""
+        self._choose_stacks(xla_loop.MIN_XLA_STEPS)  # since it is no train step
+        if self._stacks is None:
+            return next(self._experience_iterator)
+        if (element := self._stacks.next()) is None:
+            raise StopIteration
+        return element
 
     def close(self) -> None:
         """Calls the triggers a last time, saves a last checkpoint, and flushes the summaries. Not in TF-Agents."""
@@ -484,6 +507,20 @@ def call_dataset_fn(dataset_fn: DatasetFn, context: tf.distribute.InputContext) 
     parameters = inspect.signature(dataset_fn).parameters.values()
     takes_context = any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
     return dataset_fn(context) if takes_context else dataset_fn()
+
+
+def _traced_once(program: Callable[[tf.Tensor], tf.Tensor]) -> Program:
+    """Returns a program in a graph. Its trace is kept: looking it up again costs as much as a small train step."""
+    in_graph = tf.function(program, autograph=False)
+    trace = functools.cache(lambda: in_graph.get_concrete_function(tf.TensorSpec((), tf.int64)))
+    return lambda count: trace()(tf.constant(count, tf.int64)).numpy()
+
+
+def _spec(iterator: Any) -> Any:
+    """Returns the specs of an iterator's elements; takes none."""
+    # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are
+    # unknown.
+    return batches.traced_spec(lambda: iterator.get_next_as_optional().get_value())
 
 
 def _interval(interval: int | None) -> int | None:
