@@ -1,4 +1,4 @@
-"""What is of Keras 3, as the package keras is in the current lane, is refused in one line where a user gives it."""
+"""Optimizers of Keras 3, the package keras of the current lane, are refused in one line. Programs of the documents."""
 
 import ast
 import os
@@ -6,27 +6,23 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 import tflearn
+from tests.agents import example_data
 from tests.testing import docs_blocks, foreign_agents, lanes
+from tflearn.agents import dqn
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
-from tflearn.networks import encoder
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.optimization import optimizers
 
 pytestmark = pytest.mark.skipif(not lanes.IS_CURRENT, reason='the package keras is Keras 2')
 REFUSED = '^got {}, an? {} of the package keras, which is Keras 3; need Keras 2; take it from tf.keras$'
-
-
-def test_refuses_a_layer():
-    spec = {'arm': tf.TensorSpec((3,), tf.float32, 'arm')}
-    with pytest.raises(TypeError, match=REFUSED.format("a layer for the observation 'arm'", 'Dense')):
-        encoder.check_layers(spec, {'arm': keras.layers.Dense(4)})
-    encoder.check_layers(spec, {'arm': tf.keras.layers.Dense(4)})
 
 
 def test_refuses_an_optimizer_of_the_settings():
@@ -67,6 +63,21 @@ def _run(text, folder):
 def test_the_imports_of_a_program_of_the_documents_succeed_in_their_order(block, tmp_path):
     nodes = [node for node in ast.parse(block.text).body if isinstance(node, ast.Import | ast.ImportFrom)]
     _run('\n'.join(map(ast.unparse, nodes)), tmp_path)
+
+
+def test_the_program_with_networks_of_keras_3(tmp_path):
+    """It trains a Q network, and its other two agents take a step."""
+    (program,) = [block.text for block in docs_blocks.of('py') if 'import keras' in block.text]
+    for old, new in (('num_train_steps=2_000', 'num_train_steps=20, num_episodes=1, exports=few'), ('=500', '=100')):
+        assert old in program
+        program = program.replace(old, new)
+    with docs_blocks.working_in(tmp_path):
+        exec(program, names := {'few': ExportOptions(('greedy_policy',))})
+        assert names['action'] in (0, 1) and names['run'].train_step == 20
+        for make_agent, specs in (('make_dqn', example_data.DISCRETE), ('make_sac', example_data.CONTINUOUS)):
+            agent = names[make_agent](specs, create_train_step(), dqn.EXPERIENCE)
+            agent.initialize()
+            assert np.isfinite(agent.train(example_data.sequences(agent, 4, 2)).loss)
 
 
 @pytest.mark.slow

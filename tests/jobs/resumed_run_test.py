@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tests.testing import forks, jobs, lanes, learner
+from tests.testing import forks, jobs, keras_3_networks, lanes, learner
 from tflearn.agents import dqn, ppo, sac
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
@@ -50,6 +50,22 @@ CASES = {
 }
 
 
+def of_keras_3(algorithm, make_network=keras_3_networks.functional, **options):
+    network = NetworkOptions(make_network=make_network, **options)
+    return {'make_agent': functools.partial(algorithm.make_agent, network=network)}
+
+
+def _policy_and_value(spec, name):
+    return keras_3_networks.Subclass(2, has_value=True, name=name)
+
+
+if lanes.IS_CURRENT:
+    for name, more in {
+        'dqn': of_keras_3(dqn),
+        'sac': of_keras_3(sac),
+        'ppo': of_keras_3(ppo, _policy_and_value, shared=True),
+    }.items():
+        CASES[f'{name} of Keras 3'] = (*CASES[name][:3], {**CASES[name][3], **more})
 FAST = 'ppo'
 
 

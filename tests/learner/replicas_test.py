@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -112,6 +113,11 @@ def _normalized(spec, name):
     return tf.keras.Sequential([normalization, tf.keras.layers.Dense(16, 'tanh')], name)
 
 
+def _normalized_by_keras_3(spec, name):
+    layers = [keras.layers.BatchNormalization(momentum=0.9, synchronized=True), keras.layers.Dense(16, 'tanh')]
+    return keras.Sequential([*layers, keras.layers.LayerNormalization()], name=name)
+
+
 BOTH = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,))}
 # More than an example has, or what has greater gradients.
 SETTINGS = {
@@ -127,6 +133,7 @@ SETTINGS = {
     },
     'nested ppo': {'action_mask': 'mask'},
     'synchronized bc': {'network': NetworkOptions(make_network=_normalized)},
+    'keras_3 bc': {'network': NetworkOptions(make_network=_normalized_by_keras_3)},
     'a2c': {'loss': ppo.PPOLoss(lambda_=1.0, clip_epsilon=None, normalize_advantages=False)},
     'reinforce': {
         'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(8,), lstm_size=(8,)),
@@ -265,7 +272,8 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # The others' losses and updates are mostly those of one of these.
-NAMES = [*names('sac', 'ppo', 'linear_bandit'), 'synchronized bc', pytest.param('nested ppo', marks=SLOW)]
+OF_KERAS_3 = pytest.param('keras_3 bc', marks=pytest.mark.skipif(not lanes.IS_CURRENT, reason='keras is Keras 2'))
+NAMES = [*names('sac', 'ppo', 'linear_bandit'), 'synchronized bc', OF_KERAS_3, pytest.param('nested ppo', marks=SLOW)]
 
 
 @pytest.fixture(scope='module')
@@ -273,7 +281,7 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp('replicas')
 
 
-@pytest.mark.parametrize('name', lanes.sample(NAMES, 'sac', 'synchronized bc'))
+@pytest.mark.parametrize('name', lanes.sample(NAMES, 'sac', 'keras_3 bc'))
 @pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=SLOW)])
 def test_replicas_agree_with_one(directory, name, replicas):
     alone, together = _run(name, 1, directory), _run(name, replicas, directory)

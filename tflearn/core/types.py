@@ -199,11 +199,17 @@ def check_agent(agent: Any) -> None:
         )
 
 
-def check_keras(what: str, given: Any) -> None:
-    """Raises TypeError for a class or object of Keras 3 where `tf.keras` is Keras 2: `what` names it."""
+def is_keras_3(given: Any) -> bool:
+    """Returns whether something is a class or object of Keras 3, where `tf.keras` is Keras 2."""
     kind = given if isinstance(given, type) else type(given)
     packages = {each.__module__.partition('.')[0] for each in kind.__mro__}
-    if 'keras' in packages - {tf.keras.layers.Layer.__module__.partition('.')[0]}:
+    return 'keras' in packages - {tf.keras.layers.Layer.__module__.partition('.')[0]}
+
+
+def check_keras(what: str, given: Any) -> None:
+    """Raises TypeError for a class or object of Keras 3: `what` names it."""
+    if is_keras_3(given):
+        kind = given if isinstance(given, type) else type(given)
         raise UserTypeError(
             f'got {what}, a {kind.__name__} of the package keras, which is Keras 3; need Keras 2; take it from tf.keras'
         )

@@ -109,6 +109,12 @@ class Critics(tf.Module):
         self._layers.append(_Layer(options, *pairs[-1]))
 
     @property
+    def trainable_variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that are trained: not those of frozen layers, in networks of one's own."""
+        frozen = {variable.ref() for made in self.encoders for variable in made.non_trainable_variables}
+        return tuple(variable for variable in super().trainable_variables if variable.ref() not in frozen)
+
+    @property
     def losses(self) -> list[tf.Tensor]:
         """The regularization losses of networks of one's own."""
         return [loss for made in self.encoders for loss in made.losses]

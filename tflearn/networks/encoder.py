@@ -18,6 +18,7 @@ Any leaf can have a Keras layer of one's own instead, by its path (see `types.le
 """
 
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ from tf_agents.utils import nest_utils
 
 from tflearn.core import layout
 from tflearn.core.errors import UserValueError
-from tflearn.core.types import check_keras, integer_bounds, leaf_paths
+from tflearn.core.types import integer_bounds, is_keras_3, leaf_paths
+from tflearn.networks import keras_3
 
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
@@ -173,7 +175,8 @@ def network_arguments(
     if tf.nest.is_nested(observation_spec):
         joined = NestEncoder(observation_spec, conv_layer_params, layers)
         return {'preprocessing_layers': None, 'preprocessing_combiner': joined, 'conv_layer_params': None}
-    layer = (layers or {}).get('observation') or make_layer(observation_spec)
+    own = (layers or {}).get('observation')
+    layer = make_layer(observation_spec) if own is None else _copy(own)
     return {'preprocessing_layers': layer, 'preprocessing_combiner': None, 'conv_layer_params': conv_layer_params}
 
 
@@ -256,7 +259,6 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
     """Checks that layers of one's own exist for leaves of the observation, and take them.
 
     Raises:
-      TypeError: for a layer of Keras 3.
       ValueError: for a path that no leaf has; or naming the leaf and the layer that does not take
         it.
     """
@@ -264,7 +266,6 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
     for path, layer in layers.items():
         if path not in leaves:
             raise UserValueError(f"got preprocessing_layers for '{path}'; need one of: {', '.join(leaves)}")
-        check_keras(f"a layer for the observation '{path}'", layer)
         leaf = leaves[path]
         got = f"got the observation '{path}' of shape {leaf.shape}, {leaf.dtype.name} for the layer '{layer.name}'"
         try:
@@ -289,17 +290,20 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
 
 
 def _reason(error: Exception) -> str:
-    """Returns the last line of a Keras error, without its list of the call's arguments."""
-    lines = str(error).partition('Call arguments received')[0].strip().splitlines()
+    """Returns the last line of an error of Keras 2 or 3, without its lists of arguments and its colours."""
+    text = re.split('(?:Call a|A)rguments received', re.sub('\x1b\\[[0-9;]*m', '', str(error)))[0]
+    lines = text.strip().splitlines()
     return lines[-1] if lines else type(error).__name__
 
 
-def _copy(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    return type(layer).from_config(layer.get_config())
+def _copy(layer: Any) -> tf.keras.layers.Layer:
+    """Returns a new layer with the settings of one of `tf.keras` or of Keras 3."""
+    make = lambda: type(layer).from_config(layer.get_config())  # noqa: E731
+    return keras_3.Layer(make) if is_keras_3(layer) else make()
 
 
-# (observation's spec, name) -> a network from observations to features: a Keras model or layer, or
-# TF-Agents' network.
+# (observation's spec, name) -> a network from observations to features: a model or layer of Keras 2
+# or 3, or TF-Agents' network.
 MakeNetwork = Callable[[types.NestedTensorSpec, str], Any]
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()  # no two networks of an agent share weights
 
@@ -329,6 +333,9 @@ def own_network(
     if made in _MADE:
         raise UserValueError(f"got the network '{made.name}' twice; need a new one from each call of make_network")
     _MADE.add(made)
+    if is_keras_3(made):
+        model = made
+        made = keras_3.Layer(lambda: model)
     if not isinstance(made, network.Network):
         made = _KerasNetwork(made, spec, name)
     leaves = zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True)
