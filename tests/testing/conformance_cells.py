@@ -72,6 +72,9 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 }
 # Settings of an algorithm come after all algorithms: `cover` takes first what comes first.
 AGENTS = dict(sorted(ALGORITHMS.items(), key=lambda item: item[1].is_variant))
+_PREVIOUS = NetworkOptions((8,), lstm_size=(4,), previous_action=True, previous_reward=True)
+_impala = ALGORITHMS['impala']
+AGENTS['impala_previous'] = _impala._replace(example=dataclasses.replace(_impala.example, network=_PREVIOUS))
 # Transforms of observations with floats, as the packaged gin files have them.
 TRANSFORMS: dict[str, Callable[[], list[Any]]] = {'td3_bc': lambda: [normalize.Observations()]}
 
@@ -359,11 +362,13 @@ class Run:
         plain.load(policy.path)
         environment = self.make_one()
         observation, _ = environment.reset(seed=1)
-        ended, rewards = False, 0.0
+        ended, reward, rewards = False, 0.0, 0.0
         while not ended:
-            action = policy(observation)
-            inputs = signatures.flat(signatures.to_plain(observation), 'observation')
-            found = plain.act({name: np.asarray(value)[np.newaxis] for name, value in inputs})
+            action = policy(observation, reward)
+            inputs = dict(signatures.flat(signatures.to_plain(observation), 'observation'))
+            if policy.loaded.takes_reward:
+                inputs['reward'] = np.float32(reward)
+            found = plain.act({name: np.asarray(value)[np.newaxis] for name, value in inputs.items()})
             for name, value in signatures.flat(signatures.to_plain(action), 'action'):
                 np.testing.assert_allclose(found[name][0], value, rtol=1e-5, atol=1e-6)
             observation, reward, ended, _, _ = environment.step(action)

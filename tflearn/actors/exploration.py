@@ -87,6 +87,11 @@ def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
       ValueError: if an action has no bounds, or the policy records info that random actions do not
         have.
     """
+    inner = policy
+    while not hasattr(inner, 'takes_reward') and hasattr(inner, 'with_wrapped'):
+        inner = inner.wrapped_policy
+    if hasattr(inner, 'takes_reward'):  # it remembers the previous action
+        return policy.with_wrapped(uniform(policy.wrapped_policy))
     for spec in tf.nest.flatten(policy.action_spec):
         if not isinstance(spec, tensor_spec.BoundedTensorSpec) or not _bounded(spec):
             raise UserValueError(f'got random actions for the action spec {spec}; need finite bounds to draw within')

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tflearn.agents import previous
 from tflearn.agents.parts import Problem
 from tflearn.agents.rescaled_actions import rescaled
 from tflearn.core.experience import Experience
@@ -95,7 +96,7 @@ def factory(make: Callable[..., Agent]) -> Factory:
     @functools.wraps(make)
     def make_agent(*given: Any, **arguments: Any) -> Agent:
         named = {name: arguments.pop(name) for name in of_problem.keys() & arguments.keys()}
-        return make(Problem(*given, **named), **arguments)
+        return previous.made(Problem(*given, **named), functools.partial(make, **arguments))
 
     del vars(make_agent)['__wrapped__']  # where gin would look for the settings
     vars(make_agent)['__signature__'] = inspect.Signature([*of_problem.values(), *own])

@@ -20,8 +20,8 @@ the same burn-in.
 
 Differs from the paper: sequences may continue from one episode into the next
 (`Slicing.cross_episodes`), where the state is reset: short episodes fill sequences, and the first
-steps of an episode are trained too. The last reward and action are no inputs of the network, unless
-the observation has them. Adam is the default.
+steps of an episode are trained too. The last reward and action are inputs of the network only with
+`NetworkOptions.previous_action` and `previous_reward`. Adam is the default.
 """
 
 from collections.abc import Mapping

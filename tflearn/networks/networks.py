@@ -55,6 +55,10 @@ class NetworkOptions:
         al. 2014, arXiv 1406.1078), or GTrXL, attention to the last steps (Parisotto et al. 2019,
         arXiv 1910.06764).
       gtrxl: window and heads of a GTrXL.
+      previous_action: whether the networks of an agent with memory also see the action of the step
+        before, in the observation's part `previous_action`, float32 [n]: one-hot integers, and
+        floats in [-1, 1]; zeros in an episode's first step.
+      previous_reward: the same of the reward of the step before, `previous_reward`, float32.
     """
 
     fc_layer_params: Sequence[int] | None = None
@@ -67,6 +71,8 @@ class NetworkOptions:
     make_network: encoder.MakeNetwork | None = None
     memory: Literal['lstm', 'gru', 'gtrxl'] = 'lstm'
     gtrxl: GTrXLOptions = GTrXLOptions()
+    previous_action: bool = False
+    previous_reward: bool = False
 
     def completed(
         self,
@@ -98,6 +104,12 @@ class NetworkOptions:
         made = dataclasses.replace(self, **missing)
         if made.memory != 'lstm' and not made.lstm_size:
             raise UserValueError(f"got memory='{made.memory}' without lstm_size; need its units; set both")
+        has_memory = 'lstm_size' not in unused and (made.lstm_size or made.make_network)
+        if (made.previous_action or made.previous_reward) and not has_memory:
+            raise UserValueError(
+                f'got previous_action={made.previous_action}, previous_reward={made.previous_reward} in {algorithm} '
+                'without memory; need one: set lstm_size in an algorithm that takes it, or remove them'
+            )
         if made.memory == 'gtrxl':
             made.gtrxl.check(made.lstm_size or ())
         elif made.gtrxl != GTrXLOptions():

@@ -26,12 +26,15 @@ class LoadedPolicy:
 
     Attributes:
       info: the numbers of the newest actions' info by name, numpy [B].
+      takes_reward: whether the memory takes the reward of the step before, which time steps have.
     """
 
     def __init__(self, path: pathlib.Path, model: LoadedModel, metadata: dict[str, Any]):
         self.path = path
         self.metadata = metadata
         self.info: dict[str, np.ndarray] = {}
+        inputs = model.signature_defs[signatures.DEFAULT].inputs
+        self.takes_reward = any(name.partition('_')[0] == 'reward' for name in inputs)
         self._action = model.function('action_of_fields')
         self._initial_state = model.function('get_initial_state')
         self._distribution = model.function('distribution') if 'distribution' in model.functions else None

@@ -44,13 +44,15 @@ class PolicyFunction:
         self._batch_size: int | None = None
         self._state: Any = ()
 
-    def __call__(self, observation: Any) -> Any:
+    def __call__(self, observation: Any, reward: Any = None) -> Any:
         """Chooses actions.
 
         Args:
           observation: one observation, of the shapes of the environment's observation space, or a
             batch of them: every array with one more dimension [B, ...] in front. Arrays of another
             dtype are converted if no number changes by it but for its precision.
+          reward: the reward of the step before, a number, or [B] of a batch: for a policy whose
+            memory takes it (`NetworkOptions.previous_reward`), except in an episode's first step.
 
         Returns:
           The action of one observation, or the actions [B, ...] of a batch: numpy values, in a nest
@@ -59,7 +61,7 @@ class PolicyFunction:
         Raises:
           TypeError: if the observation has another structure or another kind of numbers.
           ValueError: if it has other shapes, or a policy with memory gets another batch size before
-            `reset`.
+            `reset`, or no reward that it takes.
         """
         arrays = _arrays(self.observation_spec, observation, 'observation')
         is_single = _is_single(self.observation_spec, arrays)
@@ -75,12 +77,18 @@ class PolicyFunction:
                 'until they end; call reset() where new ones begin'
             )
         self._batch_size = batch_size
-        zeros = tf.nest.map_structure(
-            lambda spec: np.zeros((batch_size, *spec.shape[1:]), spec.dtype.as_numpy_dtype),
+        if reward is None and self.loaded.takes_reward and step_type != ts.StepType.FIRST:
+            raise UserValueError(
+                'got no reward for a policy whose memory takes it; need that of the step before; call '
+                'policy(observation, reward), and reset() where an episode begins'
+            )
+        given = np.asarray(0.0 if reward is None else reward, np.float32)
+        rewards = tf.nest.map_structure(
+            lambda spec: np.zeros((batch_size, *spec.shape[1:]), spec.dtype.as_numpy_dtype) + given,
             self.loaded.time_step_spec.reward,
         )
         ones = np.ones(batch_size, np.float32)
-        time_step = ts.TimeStep(np.full(batch_size, step_type, np.int32), zeros, ones, arrays)
+        time_step = ts.TimeStep(np.full(batch_size, step_type, np.int32), rewards, ones, arrays)
         action, self._state = self.loaded.action(time_step, self._state)
         return tf.nest.map_structure(lambda array: array[0], action) if is_single else action
 

@@ -134,6 +134,14 @@ class _Product:
             specs = tensor_spec.from_pbtxt_file(str(specs_file))
             data, state = specs['collect_data_spec'], specs['policy_state_spec']
             self._version, self._policy, self._options = version, tf.saved_model.load(str(version)), options
+        if (
+            'reward' in self._policy.signatures[signatures.DEFAULT].structured_input_signature[1]
+            and not options.time_step
+        ):
+            raise UserValueError(
+                f'got the version {version}, whose memory takes the reward, with time_step=False; need it as an input; '
+                'set time_step=True'
+            )
         self.exact = not loaded_model.is_stochastic(self._policy.action_of_fields.get_concrete_function())
         self._parameters = self._parameters_function(raw)
         self.module = tf.Module(name='policy')

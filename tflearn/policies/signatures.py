@@ -164,23 +164,26 @@ def traced(policy: Any) -> tf.Module:
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
     """Returns the functions of `traced` as functions of named tensors, by the names of their signatures.
 
-    'serving_default' and 'q_values' take only observations (and the policy state, if there is one),
-    the others the complete step.
+    'serving_default' and 'q_values' take only observations (and the policy state, if there is one;
+    and the reward, if the policy's memory takes it), the others the complete step.
     """
     like = policy.time_step_spec
     time_step = {name: batched(getattr(like, name), name) for name in like._fields}
     state = {'policy_state': batched(policy.policy_state_spec, 'policy_state')}
 
-    def within_episodes(function: Callable[..., Any], observation: Any, policy_state: Any) -> Any:
+    def within_episodes(function: Callable[..., Any], observation: Any, policy_state: Any, reward: Any = None) -> Any:
         batch_size = tf.shape(tf.nest.flatten(observation)[0])[0]
-        reward = tf.nest.map_structure(
-            lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
-        )
+        if reward is None:
+            reward = tf.nest.map_structure(
+                lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
+            )
         step_type = tf.fill([batch_size], ts.StepType.MID)
         step = function(step_type, reward, tf.ones([batch_size]), observation, policy_state)
         return {name: values for name, values in step.items() if name != 'info'}
 
     observed = {'observation': time_step['observation'], **state}
+    if takes_reward(policy):
+        observed['reward'] = time_step['reward']
     signatures = {
         DEFAULT: _flat_function(functools.partial(within_episodes, module.action_of_fields), observed),
         'action': _flat_function(module.action_of_fields, {**time_step, **state}),
@@ -195,6 +198,15 @@ def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
             {'batch_size': tf.TensorSpec((), tf.int32, 'batch_size')},
         )
     return signatures
+
+
+def takes_reward(policy: Any) -> bool:
+    """Returns whether the reward of a time step matters for a policy's actions."""
+    while policy is not None:
+        if getattr(policy, 'takes_reward', False):
+            return True
+        policy = getattr(policy, 'wrapped_policy', None)
+    return False
 
 
 def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:

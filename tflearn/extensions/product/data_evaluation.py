@@ -26,6 +26,7 @@ from tflearn.extensions.product.linear_models import MAX_INPUTS
 from tflearn.extensions.product.scaled_log import GateOptions
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
+from tflearn.policies import signatures
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
 from tflearn.policies.loader import LoadedPolicy
 
@@ -222,6 +223,11 @@ class PolicyProbabilities:
 def probabilities(policy: LoadedPolicy, specs: EnvironmentSpecs, served: Served) -> PolicyProbabilities:
     """Returns the probabilities of a policy; raises ValueError as `ActionProbabilities`."""
     policy.check(specs)
+    if any(name.endswith('previous_action') for name, _ in signatures.flat(policy.initial_state(1), 'state')):
+        raise UserValueError(
+            f'got the policy {policy.path}, whose memory takes the previous action; need one that takes observations '
+            'alone: recorded actions are others than its own'
+        )
     mask = chosen_policy.mask_of(policy, specs)
     known = ActionProbabilities(policy, specs, served.epsilon, mask, served.temperature)
     return PolicyProbabilities(policy, known, ActionProbabilities(None, specs, 1.0, mask))
