@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks import command_line
 from tflearn.core import confidence_sequences
 from tflearn.extensions.product import gate, steps
-from tflearn.extensions.product.log_rows import Report
+from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.outcomes import OutcomeOptions, Outcomes
 from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes
 
@@ -37,7 +37,7 @@ ALONE = 'ratchet, not compared with the best'
 # How much worse candidates are than what serves, in margins.
 KINDS = {'learned': 1.01, 'worse': 1.01, 'ratchet': 0.5, ALONE: 0.5}
 _ROWS = np.dtype([(name, 'u8' if name == 'id' else 'f8') for name in ('id', 'time', 'reward')] + [
-    ('bad', '?'), ('row', 'i8'), ('action', 'i8'), ('context', 'i8')
+    ('bad', '?'), ('activated', '?'), ('row', 'i8'), ('action', 'i8'), ('context', 'i8')
 ])  # fmt: skip
 
 
@@ -65,6 +65,7 @@ class World:
         """Returns decisions of a policy, one a second, the probabilities of all actions, and their outcomes."""
         rows = np.zeros(count, _ROWS)
         rows['id'] = rows['row'] = np.arange(count) + int(begin)
+        rows['activated'] = True
         rows['time'], rows['context'] = begin + np.arange(count), self.rng.integers(0, CONTEXTS, count)
         all_of = served(policy)[rows['context']]
         sums = all_of.cumsum(axis=1)

@@ -54,13 +54,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def log(folder, number, count=300):
+def log(folder, number, count=300, **parts):
     random = np.random.default_rng(number)
-    decisions, outcomes = [], [{'event_id': 'none', 'time': 1000.0 + 400 * (number + 1), 'reward': 0.0}]
+    decisions, outcomes = [], [{'event_id': 'none', 'time': 1000.0 + 400 * (number + 1), 'reward': 0.0} | parts]
     for i in [*range(count), 399]:  # a log ends with its newest decision, whose window is open
         event = {'id': f'{number}-{i}', 'time': 1000.0 + 400 * number + i, 'probability': 0.1}
         decisions.append(event | {'action': int(random.integers(10)), 'observation': random.normal(size=8).tolist()})
-        outcomes.append({'event_id': event['id'], 'time': event['time'] + 1, 'reward': float(random.normal())})
+        outcomes.append({'event_id': event['id'], 'time': event['time'] + 1, 'reward': float(random.normal())} | parts)
     for name, rows in (('decisions', decisions), ('outcomes', outcomes)):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / f'{name}-{number}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
@@ -126,6 +126,21 @@ def test_a_candidate_is_judged_further_by_the_next_round(folder):
     assert second['promoted'] and second['waits'] == 2, 'the same round trains the next candidate'
     trained = read_json(folder / 'runs/loop/rounds/1/run/policies/greedy_policy/20/metadata.json')
     assert trained['gate']['num_units'] == first['gate']['num_units'] + 301
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('cost', 'limit', 'outcome'), [(0.1, 1.9, 'within'), (1.9, 0.1, 'beyond')])
+def test_a_candidate_beyond_its_limit_of_a_cost_is_not_promoted(folder, cost, limit, outcome):
+    log(folder, 0, cost=cost)
+    parts = "weights = {gain = 1}\nparts.gain = 'reward'\nparts.cost = {column = 'cost', low = 0, high = 2}\n"
+    (folder / 'columns.toml').write_text(parts + COLUMNS)
+    (folder / 'loop.gin').write_text(f"{LOOP}loop.Gate.limits = ['cost={limit}']\n")
+    ended = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = read_json(folder / 'runs' / 'loop' / 'rounds' / '1' / 'end.json')
+    assert result['gate']['costs']['cost']['outcome'] == outcome, result['gate']['costs']
+    assert result['promoted'] == (outcome == 'within') and result['gate']['difference']['low'] > -19
+    assert (result['serves'] is None) == (outcome == 'beyond')
 
 
 POSTERIOR = (

@@ -223,6 +223,66 @@ def test_what_cannot_be_joined_is_named(tmp_path, mapped, line, message):
         join(tmp_path, mapped=mapped)
 
 
+DEFERRED = [  # id, time, whether it was shown when it was made, observation
+    ('a', 100.0, None, 1.0),
+    ('b', 101.0, 0, 2.0),
+    ('c', 102.0, 0, 3.0),
+    ('d', 103.0, 0, 4.0),
+    ('e', 104.0, 0, 5.0),
+    ('f', 105.0, 1, 6.0),
+    ('g', 195.0, 0, 7.0),  # its window is open at the end
+]
+REPORTED = [  # of a decision, time, reward, whether it was shown
+    ('a', 110.0, 1.0, None),
+    ('b', 110.0, None, 1),
+    ('b', 111.0, 2.0, None),
+    ('c', 110.0, 9.0, None),  # never shown
+    ('d', 160.0, None, 1),  # shown too late
+    ('e', 110.0, None, 1),
+    ('e', 112.0, None, 1),
+    ('f', 110.0, 3.0, 0),
+    ('g', 196.0, None, 1),
+    ('x', 200.0, 1.0, None),
+]
+ACTIVATED = ('id', 'time', 'activated', 'observation')
+
+
+@pytest.mark.parametrize('kind', ['jsonl', 'csv'])
+def test_what_was_never_activated_is_no_evidence(tmp_path, kind):
+    rows = {'decisions-1': (ACTIVATED, DEFERRED), 'outcomes-1': (('event_id', 'time', 'reward', 'activated'), REPORTED)}
+    for name, (names, values) in rows.items():
+        values = [(*row, 1, 0.5) if names is ACTIVATED else row for row in values]
+        names = (*names, 'action', 'probability') if names is ACTIVATED else names
+        if kind == 'csv':
+            lines = [names, *(['' if each is None else each for each in row] for row in values)]
+            (tmp_path / f'{name}.csv').write_text(''.join(','.join(map(str, row)) + '\n' for row in lines))
+        else:
+            given = [[(key, each) for key, each in zip(names, row, strict=True) if each is not None] for row in values]
+            (tmp_path / f'{name}.jsonl').write_text(''.join(json.dumps(dict(row)) + '\n' for row in given))
+    found = join(tmp_path, window_secs=50.0, default_reward=0.0)
+    assert rewards(tmp_path / 'data') == {1.0: [1.0], 2.0: [2.0], 5.0: [0.0], 6.0: [3.0]}
+    assert {'decisions that were never activated: 2', 'decisions without an outcome: 2'} <= {*found.splitlines()}
+    assert 'decisions whose window is open: 1' in found
+
+
+def test_a_log_of_its_own_says_what_was_activated(tmp_path):
+    names, mapped = ('x', 'item', 'r', 'seen'), "activated = 'seen'\nreward = 'r'\naction = {column = 'item', kind = "
+    mapped += "'category'}\nobservation = {x = {}}"
+    # Half of the decisions have never been shown, and have the reward 0.
+    lines = ['1,cup,1,true', '2,pot,0,true', '3,cup,0,false', '4,pot,0,False', '5,cup,1,', '6,pot,1,7']
+    path, importing = tmp_path / 'log.csv', extensions.load('import')
+    path.write_text('\n'.join([','.join(names), *lines]))
+    (tmp_path / 'map.toml').write_text(mapped)
+    found = importing.import_logs([path], tmp_path / 'map.toml', tmp_path / 'data', max_bad_rows=1)
+    assert rewards(tmp_path / 'data') == {1.0: [1.0], 2.0: [0.0], 5.0: [1.0]}
+    assert {'decisions that were never activated: 2', 'bad rows: 1'} <= {*found.splitlines()}
+    with pytest.raises(UserError, match="got seen = '7' in log.csv, row 7; need true or false"):
+        importing.import_logs([path], tmp_path / 'map.toml', tmp_path / 'other')
+    (tmp_path / 'map.toml').write_text(mapped.replace("'seen'", "'sen'"))
+    with pytest.raises(UserError, match="with 0 columns 'sen'; need one"):
+        importing.import_logs([path], tmp_path / 'map.toml', tmp_path / 'other')
+
+
 def test_decisions_of_a_server_are_joined(tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
     from tests.extensions.serving.decision_log_test import OBSERVATION, serving

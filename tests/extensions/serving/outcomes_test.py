@@ -16,6 +16,7 @@ from tests.extensions.serving.decision_faults_test import full_disk
 from tests.extensions.serving.decision_log_test import DEADLINE_SECS, OBSERVATION, lines_of
 from tests.extensions.serving.rest_test import ask, curl, docs_commands
 from tests.testing import forks
+from tflearn.core import extensions
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.serving import decision_log
@@ -74,6 +75,8 @@ def test_one_and_many_are_accepted_by_both_protocols(root, tmp_path):
 REFUSED = [
     ({'event_id': 'a'}, 'got the outcome 0 with another reward; need a number between'),
     ({'event_id': 'a', 'reward': True}, 'got the outcome 0 with another reward'),
+    ({'event_id': 'a', 'activated': 1}, 'got the outcome 0 with another activated; need true or false'),
+    ({'event_id': 'a', 'activated': False}, 'got the outcome 0 with another reward'),
     ({'event_id': 'a', 'reward': 10**400}, 'got the outcome 0 with another reward'),
     ({'event_id': 'a', 'reward': float('nan')}, 'got the outcome 0 with another reward'),
     ({'event_id': 'a', 'reward': 1e200}, 'got the outcome 0 with another reward; need a number between -1e+100'),
@@ -96,12 +99,16 @@ REFUSED = [
 
 def test_the_commands_of_the_page_are_answered(root, tmp_path):
     with serving(root, tmp_path) as (rest, _, _):
-        decided, *accepted = [
-            curl(rest, words) for part in ('Event-Id', 'v1/outcomes') for words in docs_commands(part)
+        decided, deferred, *accepted = [
+            curl(rest, words)
+            for part in ('Event-Id', 'v1/outcomes')
+            for words in docs_commands(part, without='Default-Action')
         ]
     assert decided['predictions'][0]['event_id'] == 'visit-7' and decided['predictions'][0]['probability'] == 1
-    assert accepted == [{'accepted': 1}, {'accepted': 2}]
-    assert [line['event_id'] for line in lines_of(tmp_path, 'outcomes')] == ['visit-7', 'visit-7', 'visit-8']
+    assert accepted == [{'accepted': 1}, {'accepted': 2}, {'accepted': 1}] and len(deferred['predictions']) == 1
+    assert [line.get('activated') for line in lines_of(tmp_path)] == [None, 0]
+    ids = [line['event_id'] for line in lines_of(tmp_path, 'outcomes')]
+    assert ids == ['visit-7', 'visit-7', 'visit-8', 'visit-10']
 
 
 def test_what_is_none_is_refused_whole(root, tmp_path):
@@ -125,6 +132,35 @@ def test_an_observation_that_no_log_can_hold_is_no_decision(root, tmp_path, numb
         code, answer = ask(rest, PREDICT, {'instances': [[1e38, 0.0, 0.0, 0.0]]})
         assert code == 200
     assert len(lines_of(tmp_path)) == 1
+
+
+def test_a_deferred_decision_counts_once_it_is_activated(root, tmp_path):
+    """Of ten decisions half are deferred, of which two are shown, by either protocol."""
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
+    with (
+        serving(root, tmp_path / 'log') as (rest, port, _),
+        contextlib.closing(PolicyClient(f'localhost:{port}')) as of,
+    ):
+        for i in range(10):
+            deferred = {'Defer-Activation': 'true'} if i % 2 else {'Defer-Activation': 'false'} if i else {}
+            message = {'instances': [[float(i), 0.0, 0.0, 0.0]]}
+            assert ask(rest, PREDICT, message, {'Event-Id': f'v{i}', **deferred})[0] == 200
+        code, answer = ask(rest, PREDICT, message, {'Defer-Activation': 'yes'})
+        assert code == 400 and answer['error'] == "got defer-activation='yes'; need true or false"
+        of.predict({'observation': OBSERVATION[:1]}, metadata={'event-id': 'v11', 'defer-activation': 'true'})
+        clicks = [{'event_id': f'v{i}', 'reward': 1} for i in range(10)]
+        assert ask(rest, '/v1/outcomes', {'outcomes': [*clicks, {'event_id': 'v1', 'activated': True}]})[0] == 200
+        of.record_outcomes([{'event_id': 'v3', 'activated': True}])
+    assert [line.get('activated') for line in lines_of(tmp_path / 'log')] == [None, 0] * 5 + [0]
+    (tmp_path / 'map.toml').write_text(MAP)
+    given = {'paths': [tmp_path / 'log'], 'settle_secs': 0.0, 'default_reward': 0.0}
+    found = extensions.load('import').import_logs(
+        [tmp_path / 'log'], tmp_path / 'map.toml', tmp_path / 'data', outcomes=given
+    )
+    episodes = EpisodeReader(Dataset([str(tmp_path / 'data')])).episodes()
+    shown = {int(each['observation.x'][0, 0]): float(each['reward'][0]) for each in episodes}
+    assert shown == dict.fromkeys((0, 1, 2, 3, 4, 6, 8), 1.0)
+    assert 'decisions that were never activated: 4' in found.splitlines()
 
 
 def test_an_event_id_that_is_not_ascii_joins(root, tmp_path):

@@ -65,13 +65,15 @@ def serving(directory, tmp_path, clock=time.monotonic, **options):
     with grpc.insecure_channel(f'localhost:{server.port}') as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 
-        def ask(event_id, version=None):
+        def ask(event_id, version=None, **metadata):
             request = predict_pb2.PredictRequest()
             request.model_spec.name = 'greedy_policy'
             if version:
                 request.model_spec.version.value = version
             request.inputs['observation'].CopyFrom(tf.make_tensor_proto(OBSERVATION[:1]))
-            return stub.Predict(request, DEADLINE_SECS, [('event-id', event_id)]).model_spec.version.value
+            return stub.Predict(
+                request, DEADLINE_SECS, [('event-id', event_id), *metadata.items()]
+            ).model_spec.version.value
 
         client = PolicyClient(f'localhost:{server.port}')
         try:
@@ -132,12 +134,15 @@ def test_outcomes_of_the_canary_are_compared_with_the_stable_ones(directory, tmp
         for number in range(200):
             version = ask(f'visit-{number}')
             outcomes.append((f'visit-{number}', float(rng.random() < rewards[version == 2])))
+            # What is not shown has no outcome, and does not count.
+            ask(f'hidden-{number}', **{'defer-activation': 'true'})
         client.record_outcomes([{'event_id': event_id, 'reward': reward} for event_id, reward in outcomes if reward])
+        client.record_outcomes([{'event_id': f'hidden-{number}', 'activated': True} for number in range(3)])
         assert check() == {'stable': 2, 'canary': 3}  # while outcomes may come
         later[0] = 601.0
         ask('another')  # which closes decisions
         check()
-        assert trials._comparisons['greedy_policy'].numbers.sum() == 200
+        assert trials._comparisons['greedy_policy'].numbers.sum() == 203
     why = states.read(directory).history[-1]['why']
     assert ('worse by more than 0.4 (0.95)' in why) == ends
 

@@ -26,11 +26,12 @@ from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.extensions.product import log_files, reward_parts, row_weights, table_values, tables
+from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.log_rows import (
     ACTION,
+    ACTIVATED,
     ROWS_OF_A_FILE,
     ColumnMap,
-    Report,
     RowEncoder,
     read_map,
 )
@@ -105,6 +106,8 @@ def run(
       ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
         MAX_CATEGORIES, or the directory exists.
     """
+    if outcomes and ACTIVATED not in mapped.keys:
+        mapped = dataclasses.replace(mapped, keys={**mapped.keys, ACTIVATED: ACTIVATED}, optional=(ACTIVATED,))
     with new_directory(output) as begun, tempfile.TemporaryFile() as parsed:
         words = _vocabularies(paths, mapped, vocabularies, parsed)
         weighs = outcomes is not None and outcomes.weigh_delays
@@ -128,6 +131,8 @@ def run(
                 if outcomes.weigh_delays:
                     joined.estimate_delays(zip(decisions(is_last=False), parts(is_last=False), strict=True))
                 rows = map(joined.join, decisions(), parts())
+            elif ACTIVATED in keys:
+                rows = (_shown(part, report) for part in rows)
             if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
                 if by == 'key' or not outcomes:
                     rows = stack.enter_context(_divided(rows, encoder.dtype, by))()
@@ -331,6 +336,14 @@ class _Order:
         rows['bad'][which] = True
         places = [divmod(row, ROWS_OF_A_FILE) for row in rows['row'][which].tolist()]
         self.report.bad([(f'{self.labels[file]}, row {row}', got, need) for file, row in places])
+
+
+def _shown(rows: np.ndarray, report: Report) -> np.ndarray:
+    """Returns the rows; those that were never activated are bad then."""
+    hidden = ~(rows[ACTIVATED] | rows['bad'])
+    report.counts.update({tables.NOT_ACTIVATED: int(np.count_nonzero(hidden))} if hidden.any() else {})
+    rows['bad'] |= hidden
+    return rows
 
 
 def _repeated(rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 And what each column of the log means: `ColumnMap`, the file of `tflearn data import --columns`, in TOML.
 """
 
-import collections
 import dataclasses
 import math
 import pathlib
@@ -14,19 +13,19 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 from tf_agents.specs import tensor_spec
 
 from tflearn.core.errors import UserError, UserOSError, UserValueError
 from tflearn.core.settings import PositiveInt, Range, checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data.action_table import ActionTable
 from tflearn.extensions.product import csv_rows, reward_parts, row_weights, table_values, tables
+from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.reward_parts import LARGEST, PARTS, PREFIX, WEIGHTS
 
 _COLUMNS = ('reward', 'propensity', 'truncated', *row_weights.NAMES)  # numbers of a step
 _VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
-_KEYS = ('episode', 'id', 'time', 'cluster', *_VERSIONS)
+ACTIVATED = 'activated'
+_KEYS = ('episode', 'id', 'time', 'cluster', ACTIVATED, *_VERSIONS)
 _OUTCOMES = 'outcomes'
 _SEPARATOR = 'separator'
 ACTION = 'action'
@@ -113,6 +112,7 @@ class ColumnMap:
       separator: what stands between the cells of CSV, see `tables.Columns`.
       parts: of the reward, by their names.
       weights: with which they are added up to the reward; {} if it is a column.
+      optional: those of the columns that no file must have.
     """
 
     features: tuple[Feature, ...]
@@ -122,6 +122,7 @@ class ColumnMap:
     separator: str | None = None
     parts: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    optional: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +136,9 @@ class ColumnMap:
         lists = {
             each.columns[0]: 2 if each.width else 1 for each in self.features if each.length or each.kind == 'mask'
         }
-        return tables.Columns(self.names, numeric, lists, separator=self.separator)
+        numeric |= {self.keys[ACTIVATED]} if ACTIVATED in self.keys else set()
+        names = [name for name in self.names if name not in self.optional]
+        return tables.Columns(names, numeric, lists, optional=self.optional, separator=self.separator)
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""
@@ -228,56 +231,10 @@ def _feature(name: str, value: Any) -> Feature:
         raise UserValueError(f'got {name} wrong: {error}') from error
 
 
-REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
 ROWS_OF_A_FILE = 1 << 40  # 'row' is that times the number of the file, and the row in it
-_MAX_NAMED = 10  # bad rows of each kind that are logged
 _MAX_NUMBERS = 1 << 18  # of a part of a row
 
 Vocabularies = Mapping[str, Sequence[str]]
-
-
-@dataclasses.dataclass
-class Report:
-    """What was found in a log.
-
-    Attributes:
-      refused: which of `REFUSALS` make a row a bad one.
-      max_bad_rows: bad rows that are left out; one more is an error.
-      counts: of rows by what was done with them.
-      warnings: what is to be doubted.
-      actions: the rows of each action, with their rewards.
-    """
-
-    refused: Sequence[str] = ()
-    max_bad_rows: int = 0
-    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    warnings: list[str] = dataclasses.field(default_factory=list)
-    actions: ActionTable = dataclasses.field(default_factory=ActionTable)
-
-    def bad(self, rows: Sequence[tuple[str, str, str]]) -> None:
-        """Counts bad rows, each with its place, what was got and what is needed; raises ValueError for too many."""
-        room = self.max_bad_rows - self.counts['bad rows']
-        for place, got, need in rows:
-            column, separator, _ = got.partition(' = ')
-            kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
-            self.counts['bad rows'] += 1
-            self.counts[kind] += 1
-            if self.counts[kind] <= _MAX_NAMED and len(rows) <= room:
-                logging.warning('left out a row: got %s in %s; need %s', got, place, need)
-        if len(rows) > room:
-            place, got, need = rows[room]
-            more = f'allow more than --max_bad_rows={self.max_bad_rows}; {self.counts["bad rows"]} are bad so far'
-            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or {more}')
-
-    def found(self, kind: str, name: str, count: int) -> bool:
-        """Counts what `kind` of `REFUSALS` was found in a part; returns whether it is refused."""
-        if count:
-            self.counts[f'{kind}: {name}'] += count
-        return kind in self.refused
-
-    def __str__(self) -> str:
-        lines = [f'{name}: {count}' for name, count in sorted(self.counts.items())]
-        return '\n'.join([*lines, *(f'warning: {each}' for each in self.warnings)])
 
 
 class RowEncoder:
@@ -302,6 +259,7 @@ class RowEncoder:
         self.actions = dict(enumerate(vocabularies.get(ACTION, ()), self._start))
         fields: list[Any] = [('key', 'u8'), ('id', 'u8'), ('time', 'f8'), ('row', 'i8'), ('bad', '?')]
         fields += [('cluster', 'u8')] if 'cluster' in column_map.keys else []
+        fields += [(ACTIVATED, '?')] if ACTIVATED in column_map.keys else []
         fields += [('copies', 'u1')] if has_copies else []
         for each in column_map.features:
             kind = {'number': 'f4', 'integer': 'i8', 'category': 'i8', 'mask': 'i1', 'features': 'f4'}[each.kind]
@@ -353,6 +311,9 @@ class RowEncoder:
             if column := self._map.keys.get(name):
                 rows[field], missing = table_values.hashes(block.columns[column])
                 one.mark(missing, column, f'the {name}')
+        if column := self._map.keys.get(ACTIVATED):
+            shown, missing = one.flags(column)
+            rows[ACTIVATED] = shown | missing
         if column := self._map.keys.get(_VERSIONS[1]):
             served, of_propensity = (table_values.hashes(block.columns[self._map.keys[name]])[0] for name in _VERSIONS)
             one.mark(served != of_propensity, column, 'the version that has served, whose probability it is')
@@ -472,6 +433,12 @@ class BlockChecks:
         """Returns the numbers of each column of a part, [N]."""
         rows, arrays = np.arange(len(self.block.rows)), self.block.columns
         return [self.checked(feature, column, read(arrays[column]), rows) for column in feature.columns]
+
+    def flags(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which rows are true, or 1, and which have nothing; marks those that are neither, nor false or 0."""
+        values, missing, wrong = table_values.numbers(self.block.columns[column])
+        self.mark(wrong | ~(missing | (values == 0) | (values == 1)), column, 'true or false')
+        return values == 1, missing
 
     def checked(self, feature: Feature, column: str, found: Any, rows: np.ndarray) -> np.ndarray:
         """Returns numbers; marks the rows of those that are none."""

@@ -20,7 +20,14 @@ from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_datac
 from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
 from tflearn.extensions.product.delays import Delays
 from tflearn.extensions.product.log_end import LogEnd
-from tflearn.extensions.product.log_rows import ACTION, ROWS_OF_A_FILE, BlockChecks, Feature, Report
+from tflearn.extensions.product.log_report import Report
+from tflearn.extensions.product.log_rows import (
+    ACTION,
+    ACTIVATED,
+    ROWS_OF_A_FILE,
+    BlockChecks,
+    Feature,
+)
 from tflearn.extensions.product.reward_parts import LARGEST
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
@@ -44,6 +51,8 @@ class OutcomeOptions:
       weights: with which they are added up to it; {} takes `reward`.
       double: the column of the outcome's own id, by which doubles are known. Outcomes without one are known by id,
         reward and time; files need not have it.
+      activated: the column that is true if the outcome says that a deferred decision was shown, and needs no reward;
+        files need not have it.
       separator: what stands between the cells of CSV, see `tables.Columns`.
       window_secs: seconds after the decision in which outcomes count; None is any time.
       default_reward: the reward of a decision without an outcome; None leaves it out.
@@ -62,6 +71,7 @@ class OutcomeOptions:
     reward: str = 'reward'
     time: str = 'time'
     double: str = 'outcome_id'
+    activated: str = ACTIVATED
     parts: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     separator: str | None = None
@@ -114,6 +124,7 @@ class Outcomes:
         self._options, self._report, self._files, self._actions = options, report, files, actions
         self._rewards = ['reward', *(of.name for of in options.parts.values())]  # of a wrong outcome NaN
         fields = [('id', 'u8'), ('time', 'f8'), ('double', 'u8'), *((name, 'f8') for name in self._rewards)]
+        fields += [('activates', '?'), ('is_alone', '?')]  # whether it activates; whether it has no reward
         self.dtype = np.dtype(fields)
         self._end, self._begin = LogEnd(options.paths), math.inf
         self._delays: Delays | None = None
@@ -126,13 +137,19 @@ class Outcomes:
         rewards += options.parts.values()
         numbers = [each.columns[0] for each in rewards]
         names = list(dict.fromkeys([options.id, options.time, *numbers]))
-        columns = tables.Columns(names, numbers, optional=[options.double], separator=options.separator)
+        optional, numeric = [options.double, options.activated], [*numbers, options.activated]
+        columns = tables.Columns(names, numeric, optional=optional, separator=options.separator)
         labels = log_files.labels(options.paths)
         for i, block in tables.read(options.paths, columns):
             path = options.paths[i]
             rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
+            rows['activates'] = one.flags(options.activated)[0]
+            given = {name: table_values.numbers(block.columns[name]) for name in numbers}
+            rows['is_alone'] = rows['activates'] & np.all([missing for _, missing, _ in given.values()], axis=0)
             for each in rewards:
-                rows[each.name] = one.numbers(each)[0]
+                values, missing, wrong = given[each.columns[0]]
+                found = np.where(rows['is_alone'], 0.0, values), missing & ~rows['is_alone'], wrong
+                rows[each.name] = one.checked(each, each.columns[0], found, np.arange(len(rows)))
             if options.weights:
                 rows['reward'] = reward_parts.weighted(rows, options.weights)
             rows['time'] = one.numbers(Feature('time', (options.time,)), table_values.times)[0]
@@ -150,6 +167,7 @@ class Outcomes:
             rows['time'][bad] = -math.inf
             for name in self._rewards:
                 rows[name][bad] = math.nan
+            rows['activates'][bad] = rows['is_alone'][bad] = False
             yield rows[~missing]
 
     def watched(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -202,8 +220,12 @@ class Outcomes:
     def _matched(
         self, decisions: np.ndarray, outcomes: np.ndarray, counts: _Counts
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the index of the decision of each outcome that counts; the outcome; which are unknown [N]."""
-        outcomes = self._counted(outcomes, counts)
+        """Returns the index of the decision of each outcome that counts; the outcome; which are unknown [N].
+
+        Marks the decisions that outcomes activate.
+        """
+        decisions[ACTIVATED] |= self._activated(decisions, outcomes[outcomes['activates']])
+        outcomes = self._counted(outcomes[~outcomes['is_alone']], counts)
         begins = np.searchsorted(outcomes['id'], decisions['id'])
         ends = np.searchsorted(outcomes['id'], decisions['id'], 'right')
         lengths = ends - begins
@@ -220,6 +242,17 @@ class Outcomes:
         counts['outcomes before their decision'] += int(np.count_nonzero(early))
         unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
         return of[~(late | wrong | early)], found[~(late | wrong | early)], unknown
+
+    def _activated(self, decisions: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
+        """Returns which decisions one of the outcomes activates within the window, [N]."""
+        if self._options.until is not None or self._options.weigh_delays:
+            outcomes = outcomes[outcomes['time'] <= self.end()[0]]
+        outcomes = outcomes[np.lexsort((outcomes['time'], outcomes['id']))]
+        first = np.searchsorted(outcomes['id'], decisions['id'])
+        found = np.flatnonzero(first < np.searchsorted(outcomes['id'], decisions['id'], 'right'))
+        ages = np.full(len(decisions), math.inf)
+        ages[found] = outcomes['time'][first[found]] - decisions['time'][found]
+        return ages <= min(self._options.window_secs or math.inf, LARGEST)
 
     def join(self, decisions: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
         """Returns decisions with their rewards; marks those that are left out as bad.
@@ -242,7 +275,7 @@ class Outcomes:
         if others and options.combine != 'sum':
             counts['outcomes with another reward than the one that counts'] += others
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
-        counts['decisions without an outcome'] += int(np.count_nonzero(without))
+        counts['decisions without an outcome'] += int(np.count_nonzero(without & decisions[ACTIVATED]))
         decisions['reward'][without] = options.default_reward or 0.0
         is_open = self._leave_out(decisions, without, unknown, counts)
         self._mark_unknown(decisions, unknown & ~decisions['bad'])
@@ -268,6 +301,9 @@ class Outcomes:
                 counts[_WEIGHED] += int(np.count_nonzero(is_open & ~pending))
             counts[OPEN] += int(np.count_nonzero(pending))
             bad |= pending
+        hidden = ~(decisions[ACTIVATED] | is_open)
+        counts.update({tables.NOT_ACTIVATED: int(np.count_nonzero(hidden))} if hidden.any() else {})
+        bad |= ~decisions[ACTIVATED]
         for begin, end, text in map(parse_outage, options.outages):
             files = np.array([text in str(path) for path in self._files])
             lost = files[decisions['row'] // ROWS_OF_A_FILE] & (decisions['time'] <= end)
@@ -338,7 +374,7 @@ def _mixed(times: np.ndarray, rewards: np.ndarray) -> np.ndarray:
 
 def options_of(given: Mapping[str, str], paths: Sequence[pathlib.Path], **options: Any) -> OutcomeOptions:
     """Returns the options with the columns that a column map names; raises ValueError for other keys."""
-    columns = ('id', 'reward', 'time', 'double', 'separator')
+    columns = ('id', 'reward', 'time', 'double', ACTIVATED, 'separator')
     if not isinstance(given, dict) or not set(given) <= set(columns):
         raise UserValueError(f'got outcomes = {given!r}; need a table of columns, some of {", ".join(columns)}')
     csv_rows.checked_separator(given.get('separator'))

@@ -30,6 +30,7 @@ with extras.needed_by('tflearn data import'):
 
 _BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 1 << 15
 _SHOWN = 60  # characters of a value
+NOT_ACTIVATED = 'decisions that were never activated'  # what was not shown is no evidence
 
 Array = Any  # a pyarrow.Array
 
@@ -344,7 +345,7 @@ def _vw_blocks(found: Iterator[tuple[int, Any]], names: Sequence[str], is_unweig
             lost |= {number: reason for number, each in some if (reason := vw_rows.unweighted(each))}
         # A decision for several slots has as many rows, all with its number.
         rows = [(number, row) for number, each in some if number not in lost and each is not None for row in each]
-        no_rows = {vw_rows.NOT_ACTIVATED: sum(each is None for _, each in some)}
+        no_rows = {NOT_ACTIVATED: sum(each is None for _, each in some)}
         no_rows[vw_rows.UNLABELLED] = sum(each == [] for _, each in some)
         arrays = {name: _json_array([row.get(name) for _, row in rows]) for name in names}
         numbers = np.array([number for number, _ in rows], np.int64)

@@ -24,7 +24,7 @@ DROP_PROBABILITY = 'pdrop'
 COLUMNS = (
     'shared', 'actions', 'action', 'mask', 'reward', 'probability', 'id', 'time', 'position', 'slot', DROP_PROBABILITY,
 )  # fmt: skip
-UNLABELLED, NOT_ACTIVATED = 'decisions without a cost', 'decisions that were never activated'
+UNLABELLED = 'decisions without a cost'
 _FAULTS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError)
 _SHOWN = 60
 

@@ -95,7 +95,8 @@ class PolicyClient:
         """Reports what came of decisions: all are taken, or none.
 
         Args:
-          outcomes: each with an 'event_id', a 'reward', and if they are known a 'time' and an 'outcome_id'.
+          outcomes: each with an 'event_id', a 'reward', and if they are known a 'time' and an 'outcome_id'; or with
+            'activated': True in place of the reward, if a deferred decision was shown.
 
         Raises:
           grpc.RpcError: with the server's status: then send them again.

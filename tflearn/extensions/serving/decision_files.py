@@ -44,9 +44,10 @@ _POLL_SECS = 0.5
 _RETRY_SECS, _DELIVERY_SECS = 5.0, 20.0  # between two attempts to deliver files; for the last one
 _COPY_BYTES = 1 << 20
 
-# What is pickled fast: arrays as (dtype, shape, bytes) by name; a request's id, rows, time and arm of an experiment.
+# What is pickled fast: arrays as (dtype, shape, bytes) by name; a request's id, rows, time, arm of an experiment, and
+# whether it is deferred.
 Packed = Mapping[str, tuple[str, tuple[int, ...], bytes]]
-RequestOf = tuple[str, int, float, str]
+RequestOf = tuple[str, int, float, str, bool]
 
 
 class Decisions(NamedTuple):
@@ -382,8 +383,10 @@ def lines_of(options: DecisionLogOptions, decisions: Decisions) -> Iterator[byte
         shown['mask'] = [np.flatnonzero(row).tolist() for row in _array(packed)]
     head = {'model': decisions.model, 'version': decisions.version}
     values = zip(*shown.values(), strict=False)
-    for request_id, rows, at, arm in decisions.requests:
-        begin = {'time': at, **head, 'arm': arm}
+    for request_id, rows, at, arm, is_deferred in decisions.requests:
+        # Until an outcome says that it was shown; a number, which files are read fastest with.
+        deferred = {'activated': 0} if is_deferred else {}
+        begin = {'time': at, **head, 'arm': arm, **deferred}
         for event_id in ids(request_id, rows):
             yield _encode({'id': event_id, **begin, **dict(zip(shown, next(values), strict=True))}).encode() + b'\n'
 

@@ -127,6 +127,7 @@ class DecisionLog:
         mask: str = '',
         event_id: str = '',
         arm: str = '',
+        is_deferred: bool = False,
     ) -> str:
         """Logs the decisions of one request; never waits. Like `record_outcomes` it is called on one thread.
 
@@ -138,6 +139,7 @@ class DecisionLog:
           mask: the input that says which actions were legal, '' for none.
           event_id: the request's id, if the caller gave one.
           arm: the caller's arm of an experiment, else the version's state.
+          is_deferred: whether the decisions count only once an outcome says that they were shown.
 
         Returns:
           The request's id, see `decision_files.ids`.
@@ -148,7 +150,7 @@ class DecisionLog:
             self._count('decisions', 'not_chosen', rows)
             return event_id
         size = sum(array.nbytes for array in inputs.values())
-        request = event_id, rows, time.time(), arm
+        request = event_id, rows, time.time(), arm, is_deferred
         if self._takes(size):
             self._waiting.append(_Waiting(size, request, model, version, mask, inputs, outputs))
         else:
@@ -316,8 +318,11 @@ def _texts(array: np.ndarray) -> np.ndarray:
 
 MAX_ID = 200  # characters of an id
 _MOST, _LARGEST = 10_000, 1e100  # outcomes of a message; a number, of which sums of squares are finite
-_KEYS = {'event_id', 'reward', 'time', 'outcome_id'}
-_FORM = 'need {"event_id": "...", "reward": 1.0} each, and if known "time" [s since 1970] and "outcome_id"'
+_KEYS = {'event_id', 'reward', 'time', 'outcome_id', 'activated'}
+_FORM = (
+    'need {"event_id": "...", "reward": 1.0} or {"event_id": "...", "activated": true} each, and if known "time" '
+    '[s since 1970] and "outcome_id"'
+)
 
 
 def outcome_lines(message: Mapping[str, Any], now: float) -> list[bytes]:
@@ -348,8 +353,11 @@ def _line(outcome: Any, index: int, now: float) -> bytes:
             )
         if not value.isprintable():  # half a character, say, which no file can hold
             raise InvalidRequest(f'got the outcome {index} with {key}={value!a}; need printable characters')
+    activates = outcome.get('activated', False)
+    if type(activates) is not bool:
+        raise InvalidRequest(f'got the outcome {index} with another activated; need true or false; {_FORM}')
     for key in ('reward', 'time'):
-        value = outcome.get(key, now if key == 'time' else None)
+        value = outcome.get(key, now if key == 'time' else 0 if activates else None)
         if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:
             need = f'a number between {-_LARGEST:g} and {_LARGEST:g}'
             raise InvalidRequest(f'got the outcome {index} with another {key}; need {need}; {_FORM}')
@@ -360,10 +368,8 @@ def _line(outcome: Any, index: int, now: float) -> bytes:
             f'got the outcome {index} with time={at!r}{what}; need seconds since 1970, at most {CLOCK_SECS:g} more '
             f'than {now:.0f}, the clock of the server'
         )
-    line = {
-        'event_id': outcome['event_id'],
-        'time': at,
-        'reward': float(outcome['reward']),
-    }
+    line = {'event_id': outcome['event_id'], 'time': at}
+    line |= {'reward': float(outcome['reward'])} if 'reward' in outcome else {}
+    line |= {'activated': 1} if activates else {}
     line |= {'outcome_id': outcome['outcome_id']} if 'outcome_id' in outcome else {}
     return json.dumps(line).encode() + b'\n'

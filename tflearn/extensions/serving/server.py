@@ -42,6 +42,7 @@ from tflearn.policies.versions import VOCABULARIES
 _SIGNATURES, _PREDICTION = 'signature_def', 'tensorflow.serving.PredictionService'
 _LATENCY = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # [s]
 EVENT_ID = 'event_id'  # of a decision, besides the policy's outputs
+DEFER = 'defer-activation'  # of a request's metadata: 'true' if nobody knows yet whether its decisions will be shown
 _LOGGED = {
     'decisions': 'Decisions',
     'outcomes': 'Outcomes',
@@ -326,8 +327,13 @@ class PolicyServer:
             holder = self._models.get(name)
             arm = arm or holder.arm(model.version)[:MAX_ID]
             key = _text_of_client(caller_metadata.get(), 'canary-key') or event_id
-            event_id = self._log.record(name, model.version, arrays, outputs, model.chooser.mask, event_id, arm)
-            self._trials.decided(holder, model.version, event_id, len(next(iter(outputs.values()))), key)
+            deferred = caller_metadata.get().get(DEFER, 'false')
+            if deferred not in ('true', 'false'):
+                raise InvalidRequest(f'got {DEFER}={deferred!a:.100}; need true or false')
+            is_deferred, rows = deferred == 'true', len(next(iter(outputs.values())))
+            mask = model.chooser.mask
+            event_id = self._log.record(name, model.version, arrays, outputs, mask, event_id, arm, is_deferred)
+            self._trials.decided(holder, model.version, event_id, rows, key, is_deferred)
             self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key not in (PROBABILITY, POLICY_ACTION)}
         if EVENT_ID in names and self._log:

@@ -80,6 +80,7 @@ class _First:
       reported: what tells an outcome that comes again: its id, else its time and reward.
       at: when the decisions were made [s since 1970].
       is_unknown: whether an outcome has a time before that, so that a clock is wrong; the key is left out.
+      hidden: those of the decisions that were deferred, until an outcome says that they were shown.
     """
 
     comparison: '_Comparison'
@@ -89,6 +90,7 @@ class _First:
     reported: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
     at: float = dataclasses.field(default_factory=time.time)
     is_unknown: bool = False
+    hidden: set[str] = dataclasses.field(default_factory=set)
 
 
 class _Comparison:
@@ -196,7 +198,9 @@ class Trials:
         elif slow > _SLOW_SHARE * requests:
             self._short[key] = f'{slow} of {requests} requests took more than {options.max_latency_secs:g} s'
 
-    def decided(self, holder: ModelHolder, version: int, event_id: str, rows: int, key: str) -> None:
+    def decided(
+        self, holder: ModelHolder, version: int, event_id: str, rows: int, key: str, is_deferred: bool = False
+    ) -> None:
         """Takes the ids of decisions, to which outcomes may come, and the key by which the version was chosen."""
         comparison, found = self._comparisons.get(holder.name), holder.states
         self._close_decisions(self._clock())
@@ -211,15 +215,18 @@ class Trials:
             return
         comparison.keys.add(hashed)
         first = _First(comparison, is_canary, found.share, dict.fromkeys(decision_files.ids(event_id, rows), 0.0))
+        first.hidden |= {*first.rewards} if is_deferred else set()
         self._open |= dict.fromkeys(first.rewards, first)
         self._order.append((self._clock(), first))
 
     def outcomes(self, message: Mapping[str, Any]) -> None:
         """Takes outcomes that the server has accepted."""
         for outcome in message.get('outcomes', [message]) if self._open else ():
-            event_id, reward = outcome['event_id'], float(outcome['reward'])
+            event_id, reward = outcome['event_id'], float(outcome.get('reward', 0))
             if not (found := self._open.get(event_id)):
                 continue
+            if outcome.get('activated'):
+                found.hidden.discard(event_id)
             found.is_unknown |= outcome.get('time', found.at) < found.at
             own = outcome.get('outcome_id')
             key = (event_id, own) if own else (event_id, outcome.get('time'), reward)
@@ -236,8 +243,10 @@ class Trials:
             for each in first.rewards:
                 self._open.pop(each, None)
             low, high = options.outcome_low, options.outcome_high
-            rewards = [(min(max(each, low), high) - low) / (high - low) for each in first.rewards.values()]
-            if not first.is_unknown:
+            shown = [reward for each, reward in first.rewards.items() if each not in first.hidden]
+            rewards = [(min(max(each, low), high) - low) / (high - low) for each in shown]
+            # What was not shown is no evidence.
+            if rewards and not first.is_unknown:
                 first.comparison.closed.append((first.share, first.is_canary, sum(rewards) / len(rewards)))
 
     def shadow(self, holder: ModelHolder, inputs: Arrays, event_id: str, requests: RequestQueue) -> None:

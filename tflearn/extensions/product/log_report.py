@@ -1,0 +1,57 @@
+"""What an import found in a log: counts by name, bad rows, and what is to be doubted."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from absl import logging
+
+from tflearn.core.errors import UserValueError
+from tflearn.data.action_table import ActionTable
+
+REFUSALS = ('missing', 'unknown', 'duplicate', 'disorder')
+_MAX_NAMED = 10  # bad rows of each kind that are logged
+
+
+@dataclasses.dataclass
+class Report:
+    """What was found in a log.
+
+    Attributes:
+      refused: which of `REFUSALS` make a row a bad one.
+      max_bad_rows: bad rows that are left out; one more is an error.
+      counts: of rows by what was done with them.
+      warnings: what is to be doubted.
+      actions: the rows of each action, with their rewards.
+    """
+
+    refused: Sequence[str] = ()
+    max_bad_rows: int = 0
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    actions: ActionTable = dataclasses.field(default_factory=ActionTable)
+
+    def bad(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Counts bad rows, each with its place, what was got and what is needed; raises ValueError for too many."""
+        room = self.max_bad_rows - self.counts['bad rows']
+        for place, got, need in rows:
+            column, separator, _ = got.partition(' = ')
+            kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
+            self.counts['bad rows'] += 1
+            self.counts[kind] += 1
+            if self.counts[kind] <= _MAX_NAMED and len(rows) <= room:
+                logging.warning('left out a row: got %s in %s; need %s', got, place, need)
+        if len(rows) > room:
+            place, got, need = rows[room]
+            more = f'allow more than --max_bad_rows={self.max_bad_rows}; {self.counts["bad rows"]} are bad so far'
+            raise UserValueError(f'got {got} in {place}; need {need}; correct it, or {more}')
+
+    def found(self, kind: str, name: str, count: int) -> bool:
+        """Counts what `kind` of `REFUSALS` was found in a part; returns whether it is refused."""
+        if count:
+            self.counts[f'{kind}: {name}'] += count
+        return kind in self.refused
+
+    def __str__(self) -> str:
+        lines = [f'{name}: {count}' for name, count in sorted(self.counts.items())]
+        return '\n'.join([*lines, *(f'warning: {each}' for each in self.warnings)])
