@@ -39,6 +39,7 @@ KINDS = {'learned': 1.01, 'worse': 1.01, 'ratchet': 0.5, ALONE: 0.5}
 _ROWS = np.dtype([(name, 'u8' if name == 'id' else 'f8') for name in ('id', 'time', 'reward')] + [
     ('bad', '?'), ('activated', '?'), ('row', 'i8'), ('action', 'i8'), ('context', 'i8')
 ])  # fmt: skip
+_OUTCOMES = Outcomes(OutcomeOptions([]), Report(), [], {}).dtype
 
 
 @dataclasses.dataclass
@@ -71,7 +72,7 @@ class World:
         sums = all_of.cumsum(axis=1)
         rows['action'] = np.minimum((self.rng.random((count, 1)) >= sums).sum(axis=1), ACTIONS - 1)
         clicked = self.rng.random(count) < self.rates[rows['context'], rows['action']]
-        outcomes = np.zeros(clicked.sum(), Outcomes.dtype)
+        outcomes = np.zeros(clicked.sum(), _OUTCOMES)
         late = self.rng.exponential(self.delays[rows['context'], rows['action']])
         outcomes['id'], outcomes['time'] = rows['id'][clicked], (rows['time'] + late)[clicked]
         outcomes['reward'], outcomes['double'] = 1.0, rows['id'][clicked]
@@ -145,7 +146,7 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
     world = World(rng, rng.uniform(0.1, 0.4, shape), WINDOW_SECS * rng.uniform(0.1, 1.5, shape))
     serving = np.eye(ACTIONS)[(world.values() + rng.normal(0, 0.05, shape)).argmax(axis=1)]
     best, before, found = serving, [serving], collections.Counter[str]()
-    rows, logged, outcomes = np.zeros(0, _ROWS), np.zeros((0, ACTIONS)), np.zeros(0, Outcomes.dtype)
+    rows, logged, outcomes = np.zeros(0, _ROWS), np.zeros((0, ACTIONS)), np.zeros(0, _OUTCOMES)
     totals = np.zeros((2, *shape))
     waiting: Candidate | None = None
     for number in range(1, rounds + 1):
