@@ -112,6 +112,12 @@ class StackBatches(SourceBatches):
         return DatasetBatches(self._stacks, self.strategy)
 
 
+def stacks(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> StackBatches | None:
+    """Returns the batches of a dataset that was made already, in stacks; None if they have no one fixed shape."""
+    source = DatasetSource(lambda context: dataset, strategy)
+    return StackBatches(source, strategy, train_step) if source.stacks else None
+
+
 class HostsBatches(DatasetBatches):
     """Batches of a TPU: each of its hosts has a dataset, whose position nothing saves."""
 

@@ -23,6 +23,7 @@ from tf_agents.specs import tensor_spec
 from tflearn.core import extensions, workers
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
+from tflearn.extensions.tf_agents import programs
 from tflearn.extensions.tf_agents.gin_names import LEARNER, in_place_of
 from tflearn.extensions.tf_agents.loss_infos import LossInfos
 from tflearn.files.run_dir import RunDir, is_url
@@ -32,9 +33,7 @@ from tflearn.learner.datasets import StackBatches, is_complete
 from tflearn.learner.metrics import LOSS, Reduction
 from tflearn.learner.train_loop import JitCompile, StepCounter
 from tflearn.learner.triggers import PeriodicAction
-from tflearn.learner.xla_loop import Program, XlaLoop
-from tflearn.sampling.dataset_source import DatasetSource
-from tflearn.sampling.source import num_together
+from tflearn.learner.xla_loop import Program
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'
@@ -81,6 +80,7 @@ class Learner:
     _due: int | None = None  # the train step that is summarized next
     _traced: Any = None  # the train step without a summary
     _stacks: StackBatches | None = None  # the dataset's batches, for XLA; else `_iterator` has single ones
+    _own_programs: dict[bool, Program]  # on the learner's own dataset, with and without a summary
 
     def __init__(
         self,
@@ -159,11 +159,10 @@ class Learner:
         self.summary_interval = _interval(summary_interval)
         self.train_summary_writer = self._writer(run_dir if summary_root_dir is None else self._open(summary_root_dir))
         self._counter = StepCounter(train_step, increment=None)
-        self._loss_sum, self._num_summed = 0.0, 0
+        self._loss_sum, self._num_summed, self._own_programs = 0.0, 0, {}
         self._trained, self._evaluated = (LossInfos(self.strategy, extra_reductions or {}) for _ in range(2))
         self._overridden = type(self).single_train_step is not Learner.single_train_step  # then AutoGraph converts it
         self._steps = {recorded: tf.function(self._step, autograph=self._overridden) for recorded in (False, True)}
-        self._own_programs: dict[bool, Program] = {}  # of train steps on stacks, with and without a summary
         self._many_steps = tf.function(self._over_iterator, autograph=False)
         self._loss = tf.function(
             lambda experience: self._evaluated.vector(self._run_agent(agent.loss, experience)), autograph=False
@@ -176,8 +175,7 @@ class Learner:
                 )
             agent.initialize()
             if self._dataset is not None:
-                is_plain = isinstance(self._dataset, tf.data.Dataset)  # that of the default strategy
-                self._trace(self._dataset.element_spec if is_plain else _spec(self._experience_iterator))
+                self._trace(self._dataset if isinstance(self._dataset, tf.data.Dataset) else self._experience_iterator)
             elif run_optimizer_variable_init:
                 self._make_slots()
             keep = sys.maxsize if max_checkpoints_to_keep is None else max_checkpoints_to_keep
@@ -208,8 +206,12 @@ class Learner:
             return tf.summary.create_noop_writer()
         return tf.summary.create_file_writer(str(run_dir.checkpoints.parent), flush_millis=10000)
 
-    def _trace(self, spec: Any) -> None:
-        """Traces the train step, which makes the optimizer's slots, for elements of such specs."""
+    def _trace(self, data: Any) -> None:
+        """Traces the train step, which makes the optimizer's slots, for elements of an iterator or a plain dataset."""
+        # An iterator's own specs are not enough: where replicas may run out of data one by one,
+        # batch sizes are unknown.
+        next_value = lambda: data.get_next_as_optional().get_value()  # noqa: E731
+        spec = data.element_spec if isinstance(data, tf.data.Dataset) else batches.traced_spec(next_value)
         with tf.summary.record_if(False):
             self._traced = self._steps[False].get_concrete_function(spec)
 
@@ -303,7 +305,7 @@ class Learner:
         start, num_steps, last = self._counter.step, 0, None
         with self.strategy.scope():
             if self._traced is None:
-                self._trace(_spec(iterator))
+                self._trace(iterator)
             while num_steps < max_steps:
                 before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
                 # Summarized or not, the caller's own default writer receives nothing.
@@ -329,44 +331,22 @@ class Learner:
         if has_begun or has_own_code or not self._jit_compile or not isinstance(self._dataset, tf.data.Dataset):
             return
         slower = xla_loop.why_slower_in_xla(self._traced.graph) if self._jit_compile == 'auto' else None
-        # A stack of one batch costs more than the batch.
-        if slower or num_steps == 1 or num_together(self._dataset.element_spec) < xla_loop.MIN_XLA_STEPS:
-            return
-        with self.strategy.scope():
-            source = DatasetSource(lambda context: self._dataset, self.strategy)
-            self._stacks = StackBatches(source, self.strategy, self.train_step)
+        if not slower and num_steps > 1:  # a stack of one batch costs more than the batch
+            with self.strategy.scope():
+                self._stacks = datasets.stacks(self._dataset, self.strategy, self.train_step)
 
     def _program(self, recorded: bool, iterator: Any) -> Program:
         """Returns what takes a number of train steps, and returns what `_over_iterator` does."""
         if iterator is not (self._stacks or self._iterator):  # traced once for all that have the same elements
             return lambda count: self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()
         if recorded not in self._own_programs:
-            program = self._over_stacks(recorded, self._stacks) if self._stacks else None
-            self._own_programs[recorded] = program or _traced_once(
-                functools.partial(self._over_iterator, recorded, iterator)
-            )
+            if self._stacks:
+                jit_compile = False if recorded else self._jit_compile
+                program = programs.over_stacks(self._steps[recorded], self._trained.size, self._stacks, jit_compile)
+            else:
+                program = programs.traced_once(functools.partial(self._over_iterator, recorded, iterator))
+            self._own_programs[recorded] = program
         return self._own_programs[recorded]
-
-    def _over_stacks(self, recorded: bool, stacks: StackBatches) -> Program:
-        """Returns a program over stacks, with XLA if nothing is recorded."""
-
-        def take(sums: tf.Tensor, element: Any) -> Any:
-            last = self._steps[recorded](element)
-            return tf.concat([sums[:1] + last[LOSS], last], axis=0), tf.constant(True), ()
-
-        def compiled(loop: Callable[..., Any]) -> Program:
-            def program(num_steps: tf.Tensor) -> tf.Tensor:
-                taken, _, sums, _ = loop(tf.zeros([num_sums]), num_steps)
-                return tf.concat([[tf.cast(taken, tf.float64)], tf.cast(sums, tf.float64)], axis=0)
-
-            return _traced_once(program)
-
-        num_sums = 1 + self._trained.size
-        plain = compiled(functools.partial(stacks.loop, take))
-        if recorded:
-            return plain
-        after_steps = xla_loop.AUTO_AFTER_STEPS if self._jit_compile == 'auto' else 0
-        return XlaLoop(plain, stacks, take, num_sums, compiled, after_steps)
 
     def _part(self, num_steps: int) -> tuple[int, bool]:
         """Returns how many steps to take next, and whether they are summarized: a step that reaches a multiple is.
@@ -507,20 +487,6 @@ def call_dataset_fn(dataset_fn: DatasetFn, context: tf.distribute.InputContext) 
     parameters = inspect.signature(dataset_fn).parameters.values()
     takes_context = any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
     return dataset_fn(context) if takes_context else dataset_fn()
-
-
-def _traced_once(program: Callable[[tf.Tensor], tf.Tensor]) -> Program:
-    """Returns a program in a graph. Its trace is kept: looking it up again costs as much as a small train step."""
-    in_graph = tf.function(program, autograph=False)
-    trace = functools.cache(lambda: in_graph.get_concrete_function(tf.TensorSpec((), tf.int64)))
-    return lambda count: trace()(tf.constant(count, tf.int64)).numpy()
-
-
-def _spec(iterator: Any) -> Any:
-    """Returns the specs of an iterator's elements; takes none."""
-    # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are
-    # unknown.
-    return batches.traced_spec(lambda: iterator.get_next_as_optional().get_value())
 
 
 def _interval(interval: int | None) -> int | None:
