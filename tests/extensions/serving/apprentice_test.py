@@ -97,6 +97,51 @@ def promote(root, *flags):
     return ended
 
 
+def check_wrong_choices(port, observation):
+    for text, error in (
+        (None, 'got no default-action; need the action that the product takes by itself, 0 to 1, such as'),
+        ('2', 'got default-action: 2; need the action that the product takes by itself, 0 to 1'),
+        ('first', 'got default-action: first; need'),
+        ('0,1', 'got default-action: 0,1; need'),
+    ):
+        status_code, message = ask(port, observation, **({'default_action': text} if text else {}))
+        assert status_code == 400 and error in message
+
+
+def check_promotion(root, policies):
+    """What was counted is in the log, whichever server has written it; and only what is ready acts."""
+    ended = promote(root, f'--apprentice={root}/log', '--decisions=20')
+    assert ended.returncode == 0 and ended.stdout.splitlines() == [
+        'version 3: as the product in 54 of 60 decisions (90.0%), in 18 of the last 20 (90.0%); need 90.0% of the '
+        'last 20: ready',
+        'version 2: as the product in 4 of 41 decisions (9.8%), in 1 of the last 20 (5.0%); need 90.0% of the '
+        'last 20: not ready',
+    ], ended.stderr
+    judged = f'--apprentice={root}/log', '--candidate=3'
+    for flags in ([], ['--decisions=60', '--agreement=0.95']):
+        ended = promote(root, *judged, *flags)
+        assert ended.returncode == 1 and 'not ready' in ended.stdout.splitlines()[0], ended.stderr
+    assert states.read(policies) is None
+    ended = promote(root, *judged, '--decisions=60', '--why=it matches')
+    assert ended.returncode == 0 and 'stable 3: it matches: as the product in 54 of 60' in re.sub(
+        ' +', ' ', ended.stdout
+    )
+
+
+def check_gate(root, publisher, lines):
+    """No gate takes the log of the product's own choices for an explored one."""
+    rewarded = [line | {'reward': line['action']} for line in lines]
+    (root / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in rewarded))
+    (root / 'map.toml').write_text(COLUMNS)
+    extensions.load('import').import_logs([root / 'log.jsonl'], root / 'map.toml', root / 'data')
+    assert EpisodeReader(Dataset([f'{root}/data'])).num_episodes == 101
+    publisher.publish(4)
+    ended = promote(root, '--candidate=4', f'--data={root}/data', '--margin=0.1')
+    assert (
+        ended.returncode == 1 and 'actions were logged with probability 1, where the candidate may take' in ended.stdout
+    )
+
+
 def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
     publisher = Publisher(tmp_path / 'policies', part='observation')
     publisher.publish(2)  # which decides the opposite
@@ -105,14 +150,7 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
     inputs = {'observation_observation': np.float32([rows[1][0]])}
     decide = lambda secs=DEADLINE_SECS: client.decide(inputs, own, secs, {'event-id': 'back'})  # noqa: E731
     with serving(tmp_path, ports, signal.SIGKILL):
-        for text, error in (
-            (None, 'got no default-action; need the action that the product takes by itself, 0 to 1, such as'),
-            ('2', 'got default-action: 2; need the action that the product takes by itself, 0 to 1'),
-            ('first', 'got default-action: first; need'),
-            ('0,1', 'got default-action: 0,1; need'),
-        ):
-            status_code, message = ask(port, rows[0][0], **({'default_action': text} if text else {}))
-            assert status_code == 400 and error in message
+        check_wrong_choices(port, rows[0][0])
         for number, (observation, choice) in enumerate(rows[:40]):
             answer = ask(port, observation, default_action=str(choice), event_id=f'a-{number}')
             assert answer == (200, {'predictions': [choice]})
@@ -143,23 +181,7 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         ]
         assert {(line['arm'], line['probability']) for line in lines} == {('apprentice', 1.0)}
         assert [line['action'] for line in lines[41:]] == [choice for _, choice in rows]
-        # What was counted is in the log, whichever server has written it.
-        ended = promote(tmp_path, f'--apprentice={tmp_path}/log', '--decisions=20')
-        assert ended.returncode == 0 and ended.stdout.splitlines() == [
-            'version 3: as the product in 54 of 60 decisions (90.0%), in 18 of the last 20 (90.0%); need 90.0% of the '
-            'last 20: ready',
-            'version 2: as the product in 4 of 41 decisions (9.8%), in 1 of the last 20 (5.0%); need 90.0% of the '
-            'last 20: not ready',
-        ], ended.stderr
-        judged = f'--apprentice={tmp_path}/log', '--candidate=3'
-        for flags in ([], ['--decisions=60', '--agreement=0.95']):
-            ended = promote(tmp_path, *judged, *flags)
-            assert ended.returncode == 1 and 'not ready' in ended.stdout.splitlines()[0], ended.stderr
-        assert states.read(publisher.directory) is None
-        ended = promote(tmp_path, *judged, '--decisions=60', '--why=it matches')
-        assert ended.returncode == 0 and 'stable 3: it matches: as the product in 54 of 60' in re.sub(
-            ' +', ' ', ended.stdout
-        )
+        check_promotion(tmp_path, publisher.directory)
         wait_until(lambda: ask(port, rows[0][0])[0] == 200, 'the policy', DEADLINE_SECS)
         found = [ask(port, observation, default_action=str(choice))[1] for observation, choice in rows[:20]]
         assert found != [{'predictions': [choice]} for _, choice in rows[:20]], 'half of a half is drawn'
@@ -175,14 +197,4 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         with pytest.raises(grpc.RpcError, match='got the input'):
             client.decide({'x': np.zeros(1)}, own, DEADLINE_SECS)
     client.close()
-    # No gate takes the log of the product's own choices for an explored one.
-    rewarded = [line | {'reward': line['action']} for line in lines]
-    (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in rewarded))
-    (tmp_path / 'map.toml').write_text(COLUMNS)
-    extensions.load('import').import_logs([tmp_path / 'log.jsonl'], tmp_path / 'map.toml', tmp_path / 'data')
-    assert EpisodeReader(Dataset([f'{tmp_path}/data'])).num_episodes == 101
-    publisher.publish(4)
-    ended = promote(tmp_path, '--candidate=4', f'--data={tmp_path}/data', '--margin=0.1')
-    assert (
-        ended.returncode == 1 and 'actions were logged with probability 1, where the candidate may take' in ended.stdout
-    )
+    check_gate(tmp_path, publisher, lines)

@@ -125,7 +125,7 @@ def serve(
         run.dir.make()
     log = DecisionLog(decision_log, run.dir.decisions, metrics.record_logged) if decision_log else None
     watched = Trials(trials or TrialOptions(), _shadow_log(decision_log, run.dir, metrics), metrics.record_logged)
-    server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched, options.apprentice)
+    server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched)
     status = run.status('serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')

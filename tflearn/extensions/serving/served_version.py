@@ -244,6 +244,7 @@ class ServedVersion:
     Attributes:
       version: the version's train step.
       path: the path from which it was loaded.
+      may_be_apprentice: whether the product's own actions may be answered in place of the policy's.
       signatures: the signatures, by name.
       chooser: how the actions of a decision are chosen that is logged, or explores.
       decisions: the default signature with these actions; None if the version has no such signature.
@@ -266,13 +267,13 @@ class ServedVersion:
           path: `<directory>/<train step>`.
           exploration: what is served besides the policy's own actions.
           hidden: the inputs that the decision log leaves out or hashes.
-          apprentice: whether the product's own actions may be answered in place of the policy's.
+          apprentice: the value of `may_be_apprentice`.
 
         Raises:
           FileNotFoundError: if the version does not exist (any more).
           ValueError: if it is damaged, the policy cannot explore so, or has no such inputs.
         """
-        self.path = path
+        self.path, self.may_be_apprentice = path, apprentice
         self.version = int(path.name)
         model, metadata = loader.load_model(path)
         bounds = _bounds((metadata.get('specs') or {}).get('observation', {}))

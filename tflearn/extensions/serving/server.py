@@ -129,7 +129,6 @@ class PolicyServer:
         num_threads: int = 1,
         max_concurrent_requests: int = 1024,
         trials: Trials | None = None,
-        apprentice: bool = False,
     ):
         """Starts to listen.
 
@@ -141,8 +140,6 @@ class PolicyServer:
           num_threads: TensorFlow calls at the same time, each with one request or more.
           max_concurrent_requests: requests accepted at the same time, waiting ones included.
           trials: watches the versions that were promoted; None makes its own.
-          apprentice: whether decisions are answered by the product's own choice as long as no version of the policy
-            was promoted. It needs a log.
 
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
@@ -150,7 +147,7 @@ class PolicyServer:
         self._models, self._metrics = models, metrics or ServingMetrics(models)
         self._requests, self._max_bytes = RequestQueue(num_threads), options.max_request_bytes
         self._log, self._trials = log, trials or Trials(TrialOptions())
-        self._is_apprentice, self._agreements = apprentice, dict[str, LiveAgreement]()
+        self._agreements: dict[str, LiveAgreement] = {}
         self._server = grpc_server.GrpcServer(
             {
                 f'/{_PREDICTION}/Predict': _parsing(predict_pb2.PredictRequest, self._predict),
@@ -259,7 +256,7 @@ class PolicyServer:
 
     def _default_actions(self, name: str, model: ServedVersion, arrays: Arrays) -> np.ndarray | None:
         """Returns the product's own choices, [B]; None where the policy acts by itself."""
-        if not self._is_apprentice or self._models.get(name).states:
+        if not model.may_be_apprentice or self._models.get(name).states:
             return None
         return apprentice.default_actions(model.chooser, caller_metadata.get(), arrays)
 
