@@ -12,6 +12,7 @@ of the ratios of the rounds.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import queue
@@ -35,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import command_line, learner_cases, replay_process, tables  # noqa: E402
 from tflearn.core import strategies  # noqa: E402
 from tflearn.core.train_step import create_train_step  # noqa: E402
+from tflearn.extensions.tf_agents import tf_agents_learner as drop_in  # noqa: E402
 from tflearn.files.run_dir import RunDir  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
@@ -52,7 +54,11 @@ LOADED = 'limit beside a writer'
 XLA_LOOP = 'xla_loop'  # the mirror, with many train steps in one XLA program
 JAX = 'JAX scan'
 PRIORITIZED_MIRROR, PRIORITIZED_XLA_LOOP = 'prioritized_mirror', 'prioritized_xla_loop'
-DATASETS, PEER_ON_DATASET = 'datasets', 'tf_agents, gathered dataset'
+DATASETS = 'datasets'
+# With our agent, and with TF-Agents' own.
+PEERS = 'tf_agents, gathered dataset', "tf_agents, gathered dataset, TF-Agents' agent"
+DROP_INS = 'drop-in, gathered', "drop-in, gathered, TF-Agents' agent"
+STEPS_OF_CALL = 100  # of the learners above
 PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
 
 
@@ -129,14 +135,18 @@ def _measure_case(
         # A mirrored server is filled only as fast as its learner reads.
         command('write nothing', lambda: [run(1) for run in read])
         many = _rounds(sides, case.num_steps, rounds, command)
-        single = _rounds(sides[3 + len(others) :], 1, rounds, command)
+        # A drop-in whose first call takes one train step is another: it reads no stacks.
+        once = [side for side in sides[3 + len(others) :] if side.name not in (*DROP_INS, PEERS[1])]
+        single = _rounds(once, 1, rounds, command)
     beside = {side: many[side] for side in (LOADED, *experiences, PEER_BESIDE_OURS) if side in many}
     single_beside = {side: single[side] for side in (*experiences, PEER_BESIDE_OURS) if side in single}
-    names = [XLA_LOOP, *(side.name for side in on_datasets)]
+    names = [XLA_LOOP, *(side.name for side in on_datasets if side.name not in (PEERS[1], DROP_INS[1]))]
+    own = {side.name: many.pop(side.name) for side in on_datasets if side.name not in names}
     of_datasets = {side: many[side] for side in names} if on_datasets else {}
     many = {side: rates for side, rates in many.items() if side == XLA_LOOP or side not in names}
     return [
-        *_rows(case.name, 'datasets; the limit is our source with XLA', of_datasets, XLA_LOOP, PEER_ON_DATASET),
+        *_rows(case.name, 'datasets; the limit is our source with XLA', of_datasets, XLA_LOOP, PEERS[0]),
+        *_rows(case.name, 'datasets', own, peer=PEERS[1]),
         *_rows(case.name, 'train steps per call: many; each side beside its own writer', many),
         *_rows(case.name, 'train steps per call: 1; each side beside its own writer', single),
         *_rows(case.name, 'train steps per call: many; every side beside our writer', beside, LOADED, PEER_BESIDE_OURS),
@@ -280,7 +290,7 @@ def _peer_learner(case: learner_cases.Case, port: int, root_dir: str, prioritize
 
 
 def _dataset_sides(case: learner_cases.Case, directory: pathlib.Path) -> list[Side]:
-    """Our learner on datasets, and TF-Agents' on the one that gathers its batches from 150 batches' items."""
+    """Our learner on datasets; its drop-in and TF-Agents' on the one that gathers batches from 150 batches' items."""
     one = learner_cases.batch(case)
     items = tf.nest.map_structure(lambda leaf: tf.repeat(leaf, 150, axis=0), one)
 
@@ -301,16 +311,21 @@ def _dataset_sides(case: learner_cases.Case, directory: pathlib.Path) -> list[Si
             agent = case.make_agent(case.specs, create_train_step(), case.experience())
             side = f'dataset, {name}{", XLA" if jit_compile else ""}'
             sides.append(Side(side, Learner(agent, dataset_fn, RunDir(directory / side), options=options).run))
-    agent = case.make_agent(case.specs, create_train_step(), case.experience())
-    peer = tf_agents_learner.Learner(
-        str(directory / 'peer_dataset'),
-        agent.train_step_counter,
-        agent,
-        experience_dataset_fn=gathered,
-        checkpoint_interval=10**9,
-        summary_interval=10**9,
-    )
-    return [*sides, Side(PEER_ON_DATASET, lambda num_steps: peer.run(iterations=num_steps))]
+    makers = [case.make_agent, *([case.make_peer_agent] if case.make_peer_agent else [])]
+    xla = functools.partial(drop_in.Learner, jit_compile=True)
+    for kind, names in ((tf_agents_learner.Learner, PEERS), (xla, DROP_INS)):
+        for side, make_agent in zip(names, makers, strict=False):
+            agent = make_agent(case.specs, create_train_step(), case.experience())
+            given = str(directory / side), agent.train_step_counter, agent, gathered
+            learner = kind(*given, checkpoint_interval=10**9, summary_interval=10**9)
+            sides.append(Side(side, functools.partial(_in_calls, learner)))
+    return sides
+
+
+def _in_calls(learner: Any, num_steps: int) -> None:
+    """Takes train steps, as programs of TF-Agents do that take many at a time."""
+    for begin in range(0, num_steps, STEPS_OF_CALL):
+        learner.run(iterations=min(STEPS_OF_CALL, num_steps - begin))
 
 
 def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..., None]) -> dict[str, list[float]]:
@@ -323,7 +338,7 @@ def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..
             command(f'write {side.writer}')
             threading.Event().wait(SETTLE_SECS)
             # The slow side gets fewer steps, for about the same time.
-            slow = side.name in (PEER, PEER_BESIDE_OURS, PEER_ON_DATASET)
+            slow = side.name in (PEER, PEER_BESIDE_OURS, *PEERS)
             calls = 1 if num_steps > 1 else PEER_SINGLE_CALLS if slow else SINGLE_CALLS
             count = max(1, num_steps // 5) if slow else num_steps
             start = time.perf_counter()
@@ -350,7 +365,7 @@ def _rows(
             'rounds': len(rates[side]),
         }
         for side in rates
-        if side not in (limit, PEER, PEER_BESIDE_OURS)
+        if side not in (limit, PEER, PEER_BESIDE_OURS, PEERS[1])
     ]
 
 

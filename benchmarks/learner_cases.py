@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
@@ -31,6 +33,7 @@ class Case:
       make_agent: as the train job calls it.
       num_steps: train steps of one measurement.
       pixels: whether observations are images.
+      make_peer_agent: makes TF-Agents' own agent of this kind; None where the benchmarks have none.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Case:
     make_agent: Callable[[EnvironmentSpecs, tf.Variable, Experience], Agent]
     num_steps: int
     pixels: bool = False
+    make_peer_agent: Callable[[EnvironmentSpecs, tf.Variable, Experience], Agent] | None = None
 
     def experience(self, prioritized: bool = False, **settings: Any) -> Experience:
         """Returns an experience whose both sides run free; `settings` are those of its replay."""
@@ -48,6 +52,13 @@ class Case:
 
 def _dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
     return dqn.make_agent(specs, train_step, experience, network=NetworkOptions(fc_layer_params=(100, 50)))
+
+
+def _dqn_of_tf_agents(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
+    del experience
+    network = q_network.QNetwork(specs.observation, specs.action, fc_layer_params=(100, 50))
+    optimizer = tf.compat.v1.train.AdamOptimizer(1e-3)
+    return dqn_agent.DqnAgent(specs.time_step, specs.action, network, optimizer, train_step_counter=train_step)
 
 
 def _pixel_dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
@@ -77,6 +88,7 @@ CASES = {
         64,
         _dqn,
         2000,
+        make_peer_agent=_dqn_of_tf_agents,
     ),
     'sac': Case(
         'SAC 17/6, 256-256, batch 256',
