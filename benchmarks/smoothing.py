@@ -121,7 +121,7 @@ class Log:
 
 
 class Learner:
-    """The agent, which begins anew with each log."""
+    """The agent, which begins again with each log."""
 
     def __init__(self) -> None:
         smoothing = Smoothing(CENTRES, BANDWIDTH)
