@@ -164,7 +164,7 @@ setuptools.setup(
             *(f'tflearn-{name.replace("_", "-")} = tflearn_scripts.{name}:main' for name in PROGRAMS),
         ],
     },
-    # docs/dependencies.md says what each is for.
+    # docs/support-horizon.md says what each is for.
     install_requires=[
         'absl-py>=1.4,<3',
         'aiohttp>=3.14.5,<4',

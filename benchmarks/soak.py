@@ -6,7 +6,7 @@
 checkpoints and exports of which few are kept; a coordinator alone. `tflearn-serve` serves the newest policy to a client
 in this process, and `tflearn data record` writes episodes to files.
 Prints a table, and exits with 1 if a process grew by more than 5 % between the first and the last third after the
-warm-up, or was started again. docs/guarantees.md has the last result.
+warm-up, or was started again. docs/operate.md has the last result.
 """
 
 import argparse

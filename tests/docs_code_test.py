@@ -53,7 +53,7 @@ import pytest
 cc = shutil.which('cc') or pytest.skip('there is no C compiler')
 subprocess.run([cc, '-Wall', '-Wextra', '-Werror', '-o', 'walk', 'walk.c'], check=True, timeout=60)
 """,
-    'library.md': 'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn',
+    'python.md': 'from docs.library_example import agent, expert_data as dataset_fn',
 }
 AFTER = {
     # One iteration of PPO's own experience: 8 environments with 128 steps each; the second does not become whole.
@@ -73,7 +73,6 @@ import pathlib
 bridge = pathlib.Path('program.py').read_text().partition('class ')[2]
 assert len([line for line in bridge.splitlines() if line.strip()]) <= 16, 'a class of 15 lines'
 """,
-    'faq.md': 'assert action in (0, 1)',
     'from-circuit-training.md': 'assert learner.Learner and run.train_step == 2 and 4 <= len(positions) <= 8',
     'from-ml-compiler-opt.md': 'assert [done.num_steps for done in rounds] == [32 * 12] * 2 and learner.Learner',
     'from-alf.md': 'assert run.train_step == 20',
@@ -81,18 +80,16 @@ assert len([line for line in bridge.splitlines() if line.strip()]) <= 16, 'a cla
     'from-sb3.md': "assert action in (0, 1) and run.reason == 'learner.stop: it balances'",
     'from-tf-agents.md': 'assert run.train_step == 20 and ppo_learner.PPOLearner and learner.Learner',
     'index.md': 'assert actions.numpy() in (0, 1)',
-    'library.md': """
+    'python.md': """
+assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
+assert (action, actions.tolist()) == (1, [1, 1])
+assert statistics.returns == (16.5,) * 50
 assert result.loss > 0
 served = tf.saved_model.load('runs/classifier/model').signatures['serving_default']
 found = np.argmax(served(x=tf.constant(x[512:]))['y'], axis=1)
 assert np.mean(found == y[512:]) > 0.8 and supervised.step <= 320
 assert abs(classifier.loss(Examples(x[512:], y[512:])).loss - validator.best_loss) < 1e-4
 assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
-""",
-    'python.md': """
-assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
-assert (action, actions.tolist()) == (1, [1, 1])
-assert statistics.returns == (16.5,) * 50
 """,
     'recommenders.md': """
 assert run.train_step == 20
@@ -129,6 +126,7 @@ transform = Logarithm()
 assert transform.transform_specs(specs).observation.shape == (2,)
 assert tf.reduce_all(transform.transform_observation(tf.exp([1.0, 2.0]) - 1.0) == [1.0, 2.0])
 """,
+    'where.md': 'assert action in (0, 1)',
     'your-environment.md': """
 course = Course(gymnasium.make('CartPole-v1'))
 course.set_progress(0, 50_000)

@@ -1,4 +1,4 @@
-"""The table of faults, which docs/guarantees.md shows."""
+"""The table of faults, which docs/operate.md shows."""
 
 from collections.abc import Callable
 

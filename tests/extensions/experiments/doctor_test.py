@@ -42,7 +42,7 @@ def test_it_says_what_looks_wrong_with_figure_and_link(run, bad_run, capsys):
         'clipped-share',
         'train/extra/clipped_share is 0.8; a usual share is at most 0.3',
     ]
-    assert lines[4].split() == ['see', 'docs/diagnosis.md#clipped-share']
+    assert lines[4].split() == ['see', 'docs/watching.md#clipped-share']
 
 
 def test_nothing_looks_right_that_could_not_be_checked(run, tmp_path, capsys):

@@ -94,7 +94,7 @@ def warned(caplog):
     """Returns a function that returns the warnings since its last call, by the name of the check."""
 
     def take():
-        found = [record.getMessage() for record in caplog.records if 'docs/diagnosis.md' in record.getMessage()]
+        found = [record.getMessage() for record in caplog.records if 'docs/watching.md' in record.getMessage()]
         caplog.clear()
         return {text.split(': ')[1]: text for text in found}
 
@@ -108,7 +108,7 @@ def test_a_warning_comes_once_until_it_looks_right_again(tmp_path, warned):
         watch(100 * step, {'extra/clipped_share': 0.1 if step < 10 else 0.9, 'loss': None})
     (text,) = warned().values()
     assert text.startswith('train step 1000: clipped-share: train/extra/clipped_share is ')
-    assert text.endswith('see docs/diagnosis.md#clipped-share')
+    assert text.endswith('see docs/watching.md#clipped-share')
     for step in range(20, 60):
         watch(100 * step, {'extra/clipped_share': 0.1 if step < 40 else 0.9})
     assert len(warned()) == 1

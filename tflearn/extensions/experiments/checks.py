@@ -1,6 +1,6 @@
 """Checks of a run's metrics for the signs that learning goes wrong.
 
-A check is a pure function of the metrics' series. `docs/diagnosis.md` says of each what it means
+A check is a pure function of the metrics' series. `docs/watching.md` says of each what it means
 and what helps; the bounds are rules of thumb, not laws: Andrychowicz et al. 2020, "What Matters In
 On-Policy Reinforcement Learning?" (arXiv 2006.05990), and Schulman 2017, "The Nuts and Bolts of
 Deep RL Experimentation", name most of them.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 _LEAST_POINTS = 6  # of a metric, before its course means something
-PAGE = 'docs/diagnosis.md'
+PAGE = 'docs/watching.md'
 
 
 @dataclasses.dataclass(frozen=True)
