@@ -20,7 +20,6 @@ import dataclasses
 import pathlib
 import sys
 import time
-from typing import Any
 
 import numpy as np
 
@@ -185,28 +184,30 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
 
 
 def main() -> None:
-    """Runs the loops and prints how many of them did what."""
-    parser = command_line.parser(__doc__)
+    """Runs the loops that the file does not have, and prints how many of all did what."""
+    parser = command_line.parser(__doc__, 'keeps what came of each loop; a further call continues')
     parser.add_argument('--loops', type=int, default=100, help='of each kind')
     parser.add_argument('--rounds', type=int, default=10)
     parser.add_argument('--decisions', type=int, default=20_000, help='of a round')
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS))
     parser.add_argument('--seed', type=int, default=0)
     options = parser.parse_args()
+    found: dict[str, dict[str, int]] = command_line.kept(options.json)
     print(f'{options.loops} loops of {options.rounds} rounds of {options.decisions} decisions, margin {MARGIN}')
     print('| candidates | promoted | loops that promote what is worse by more than the margin than what serves '
           '| than the best so far | than any before |\n|---|---|---|---|---|')  # fmt: skip
-    results: dict[str, Any] = {}
     for kind in options.kinds:
-        begun = time.monotonic()
-        of = [run(kind, options.seed + i, options.rounds, options.decisions) for i in range(options.loops)]
-        results[kind] = {name: sum(each[name] > 0 for each in of) for name in ('serving', 'best', 'ever')}
-        results[kind]['promoted'] = sum(each['promoted'] for each in of)
-        cells = (results[kind][name] for name in ('promoted', 'serving', 'best', 'ever'))
-        print(f'| {kind} | {" | ".join(map(str, cells))} |', flush=True)
-        print(f'{kind}: {time.monotonic() - begun:.1f} s', file=sys.stderr)
-    facts = {name: getattr(options, name) for name in ('loops', 'rounds', 'decisions', 'seed')}
-    command_line.write(options.json, {**facts, 'margin': MARGIN, 'kinds': results})
+        of = []
+        for seed in range(options.seed, options.seed + options.loops):
+            key = f'{kind}, {options.rounds} rounds of {options.decisions}, seed {seed}'
+            if key not in found:
+                begun = time.monotonic()
+                found[key] = {name: int(n) for name, n in run(kind, seed, options.rounds, options.decisions).items()}
+                command_line.write(options.json, found)
+                print(f'{key}: {time.monotonic() - begun:.1f} s', file=sys.stderr)
+            of.append(found[key])
+        worse = (sum(each.get(name, 0) > 0 for each in of) for name in ('serving', 'best', 'ever'))
+        print(f'| {kind} | {sum(each.get("promoted", 0) for each in of)} | {" | ".join(map(str, worse))} |', flush=True)
 
 
 if __name__ == '__main__':
