@@ -36,3 +36,21 @@ class Units:
 def variance(chances: np.ndarray, values: np.ndarray) -> float:
     """Returns the variance of values by their chances."""
     return float(chances @ values**2 - (chances @ values) ** 2)
+
+
+def subsampled(units: Units, kept: float, rare: int) -> Units:
+    """Returns units of a log that keeps each one whose reward is `rare`, 0 or 1, and of all others such a share.
+
+    What is dropped is one more kind of units, on which nothing is bet.
+    """
+    shares = np.where(units.ends[1 - rare].values > 0, 1.0, kept)
+    bets = np.append(kept / shares, 0.0)
+    of = lambda each: Variable(np.append(each.values, 0.0), each.bound, shares=bets)  # noqa: E731
+    squares = min(float(units.chances @ (each.values**2 / shares)) for each in units.variables[1:])
+    return dataclasses.replace(
+        units,
+        chances=np.append(units.chances * shares, units.chances @ (1 - shares)),
+        variables=[of(each) for each in units.variables],
+        refuters=[[of(each) for each in group] for group in units.refuters],
+        variance=squares - units.difference**2,
+    )

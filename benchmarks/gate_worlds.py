@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gate_sessions import sessions, slates
-from benchmarks.gate_units import Units, variance
+from benchmarks.gate_units import Units, subsampled, variance
 from tflearn.core import confidence_sequences as cs
 from tflearn.core.confidence_sequences import Variable
 
@@ -409,6 +409,11 @@ def _failures(margin: float) -> Callable[[int], World]:
     return lambda sign: World([shop(0.99, 3, 0.1, sign * margin, share=1.0, other=0.99)], margin)
 
 
+def _subsampled(make: Callable[[int], World], kept: float, rare: int) -> Callable[[int], World]:
+    """The log has each decision whose reward is `rare`, and such a share of all others."""
+    return lambda sign: World([subsampled(each, kept, rare) for each in make(sign).phases], make(sign).margin)
+
+
 def _costs(sign: int) -> World:
     margin = SHARE * _MEAN_COST
     return World([costs(sign * margin)], margin)
@@ -467,8 +472,12 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'better, at the limit of a cost': _limited(0.0),
     'better, 6% beyond the limit of a cost': _limited(SHARE),
     'smoothed numbers': _simple(numbers, SHARE * 0.2),
+    'clicks 5%, and a tenth of all else': _subsampled(_shop(0.05, 10, 0.1), 0.1, 1),
+    'failures 1%, margin 1%, and a tenth of all else': _subsampled(_failures(0.01), 0.1, 0),
 }
-ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name]
+SUBSAMPLED = [name for name in WORLDS if name.endswith(' of all else')]
+# Wrong probabilities, and what needs far more than 4 n.
+ONLY_WORSE = [name for name in WORLDS if ' too ' in name or ' version' in name or name == SUBSAMPLED[1]]
 
 
 def numbers_by_phase(world: World, begin: int, end: int) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """How often the interval of `tflearn-evaluate --data` holds a policy's value, in simulated worlds of `gate_worlds`.
 
-Of each world whose logged probabilities are right it draws logs of each size (decisions; sessions; users), and prints
-the share of them in which the interval of the candidate's value holds it.
+Of each world whose logs have all decisions, with the right probabilities, it draws logs of each size (decisions;
+sessions; users), and prints the share of them in which the interval of the candidate's value holds it.
 
 .venv/bin/python -m benchmarks.value_intervals [--logs=2000] [--worlds NAME ...] [--json=FILE] [--seed=0]
 """
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks import command_line
-from benchmarks.gate_worlds import ONLY_WORSE, WORLDS, World, numbers_by_phase
+from benchmarks.gate_worlds import ONLY_WORSE, SUBSAMPLED, WORLDS, World, numbers_by_phase
 from tflearn.core import confidence_sequences as cs
 
 SIZES = [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000]
-RIGHT = [name for name in WORLDS if name not in ONLY_WORSE]
+RIGHT = [name for name in WORLDS if name not in (*ONLY_WORSE, *SUBSAMPLED)]
 
 
 def held(world: World, num_logs: int, seed: Sequence[int]) -> list[float]:

@@ -1,5 +1,7 @@
 """Confidence sequences by betting: their variables' exact expectations, their wealth, and how often they err."""
 
+import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -83,6 +85,22 @@ def test_the_wealth_is_the_mean_of_products():
     assert cs.log_wealth([twice.merged()], 0.3) == pytest.approx(cs.log_wealth([twice], 0.3))
 
 
+def test_what_was_dropped_leaves_the_wealth_as_it_is_on_average():
+    """Each unit stays with the probability q, and is bet on by 1 / q: over all draws the mean is the whole log's."""
+    values, q = np.array([0.5, -1.0, 2.0, 0.5]), np.array([1.0, 0.5, 0.25, 0.5])
+    whole, wealths = Variable(values, 1.0), np.zeros(len(cs.BETS))
+    for kept in itertools.product([False, True], repeat=4):
+        drawn = np.array(kept)
+        some = Variable(values[drawn], 1.0, shares=q.min() / q[drawn])
+        logs = some.log_wealths(0.1)
+        assert some.merged().log_wealths(0.1) == pytest.approx(logs)
+        wealths += np.prod(np.where(drawn, q, 1 - q)) * np.exp(logs)
+    lost = np.isneginf(whole.log_wealths(0.1))
+    expected = [np.prod(1 + bet * q.min() * (values + 0.1)) for bet in cs.BETS[~lost]]
+    assert wealths[~lost] == pytest.approx(np.array(expected)) and not wealths[lost].any()
+    assert some.mean == pytest.approx(values @ (1 / q) / (1 / q).sum()) and some.spread < values.std()
+
+
 def test_clusters_are_means_in_the_order_of_their_begins():
     found = Variable(np.array([1.0, 5.0, 3.0, -2.0]), 2.0).mean_by(np.array([7, 3, 7, 1]))
     assert found.values.tolist() == [2.0, 5.0, -2.0]
@@ -99,6 +117,10 @@ def test_actions_refute_a_log_as_their_variables_do():
         same = cs.log_mean(np.concatenate([each.log_wealths(0.0)[below_one] for each in variables]))
         found = cs.log_wealth_of_actions(actions, logged)
         assert found == pytest.approx(same)
+        shares = rng.choice([0.1, 1.0], 5_000)
+        variables = [dataclasses.replace(each, shares=shares) for each in variables]
+        same = cs.log_mean(np.concatenate([each.log_wealths(0.0)[below_one] for each in variables]))
+        assert cs.log_wealth_of_actions(actions, logged, shares) == pytest.approx(same)
         assert (found > math.log(20)) == refuted
         weights = np.array([0.1, 0.8, 0.1])[actions] / logged
         against = max(cs.log_wealth([each], 0.0) for each in cs.refuters(weights, np.ones(5_000), None))

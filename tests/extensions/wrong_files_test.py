@@ -166,6 +166,7 @@ def test_a_column_map_is_read_or_refused_by_its_name(count, tmp_path):
         'reward': 'r',
         'reward_range': [0, 1],
         'longest': 5,
+        'greatest_weight': 10.0,
         'episode': 'e',
     }
     found, counts = wrong_files.faults(file, good, lambda: log_rows.read_map(file), count, SEED, in_toml)

@@ -56,11 +56,28 @@ class Variable:
       values: Z, [N].
       bound: b: no unit could have had a value below -b.
       counts: how many units have each value, [N]; None: one each.
+      shares: q_min / q, from 0 (dropped) to 1, [N]; None: 1 each.
     """
 
     values: np.ndarray
     bound: float
     counts: np.ndarray | None = None
+    shares: np.ndarray | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values, each weighed by its share."""
+        return float(np.average(self.values, weights=self.shares))
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of what is bet on."""
+        return float(self.values.std() if self.shares is None else (self.shares * (self.values - self.mean)).std())
+
+    def part(self, index: slice) -> 'Variable':
+        """Returns some of the units."""
+        counts, shares = (None if each is None else each[index] for each in (self.counts, self.shares))
+        return Variable(self.values[index], self.bound, counts, shares)
 
     def is_lost(self, shift: float) -> np.ndarray:
         """Returns whether a value of -b would take all that a gambler owns, for each of `BETS`."""
@@ -68,21 +85,25 @@ class Variable:
 
     def log_factors(self, shift: float) -> np.ndarray:
         """Returns log(1 + lambda (Z + shift)), [N, bets]; 0 for lost bets."""
-        return np.log1p(np.where(self.is_lost(shift), 0.0, BETS) * (self.values[:, np.newaxis] + shift))
+        stakes = self.values + shift if self.shares is None else self.shares * (self.values + shift)
+        return np.log1p(np.where(self.is_lost(shift), 0.0, BETS) * stakes[:, np.newaxis])
 
     def log_wealths(self, shift: float) -> np.ndarray:
         """Returns log K of each of `BETS` against a mean of at most -shift; -inf for lost ones."""
         total = np.zeros(len(BETS))
         for begin in range(0, len(self.values), _BLOCK):
-            block = slice(begin, begin + _BLOCK)
-            factors = Variable(self.values[block], self.bound).log_factors(shift)
-            total += factors.sum(axis=0) if self.counts is None else self.counts[block] @ factors
+            block = self.part(slice(begin, begin + _BLOCK))
+            factors = block.log_factors(shift)
+            total += factors.sum(axis=0) if block.counts is None else block.counts @ factors
         return np.where(self.is_lost(shift), -math.inf, total)
 
     def merged(self) -> 'Variable':
         """Returns each value once, with its count: a log often has few."""
-        values, counts = np.unique(self.values, return_counts=True)
-        return Variable(values, self.bound, counts.astype(np.float64))
+        # A complex number is a pair of a value and a share.
+        pairs = self.values if self.shares is None else self.values + 1j * self.shares
+        found, counts = np.unique(pairs, return_counts=True)
+        shares = None if self.shares is None else found.imag
+        return Variable(found.real, self.bound, counts.astype(np.float64), shares)
 
     def mean_by(self, clusters: np.ndarray) -> 'Variable':
         """Returns the mean over each cluster, in the order in which they begin; `clusters` are their names, [N]."""
@@ -217,22 +238,24 @@ def refuters(candidate: np.ndarray, incumbent: np.ndarray, known: Support | None
     return found
 
 
-def log_wealth_of_actions(actions: np.ndarray, logged: np.ndarray) -> float:
+def log_wealth_of_actions(actions: np.ndarray, logged: np.ndarray, shares: np.ndarray | float = 1.0) -> float:
     """Returns the log wealth against right probabilities by 1{a} / mu(a) - 1, of a mean of at most 0 for each action a.
 
     Args:
       actions: the index of each decision's action, [N].
       logged: mu of it, [N].
+      shares: as of `Variable`, [N].
 
     Returns:
       The mean over the actions that occur, and the bets.
     """
     found, index = np.unique(actions, return_inverse=True)
+    shares = np.broadcast_to(shares, len(actions))
     wealths = []
     for bet in BETS[BETS < 1]:
-        others = math.log1p(-bet)  # of all decisions for another action
-        own = np.log1p(bet * (1 / logged - 1)) - others
-        wealths.append(np.bincount(index, own, len(found)) + len(actions) * others)
+        others = np.log1p(-bet * shares)  # of all decisions for another action
+        own = np.log1p(bet * shares * (1 / logged - 1)) - others
+        wealths.append(np.bincount(index, own, len(found)) + others.sum())
     return log_mean(np.concatenate(wealths))
 
 

@@ -80,7 +80,7 @@ def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | 
 
 
 def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, Any]:
-    """Returns what all data sets state alike: `low`, `high`, `longest`, `whole`, `SLOTS`; see `gate.GateOptions`.
+    """Returns what all data sets state alike: `SLOTS` and fields of `GateOptions`, such as `low` and `longest`.
 
     With `of=MISSING`: the numbers that stand for missing ones, by the names of their parts.
     """

@@ -134,12 +134,29 @@ def test_weights_of_one_change_nothing(runs, logs, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_gate_refuses_weights_by_name(runs, logs, tmp_path):
-    split(Dataset([str(logs['weighed'])]), tmp_path / 'parts', share=0.5)
-    candidate = external.load(runs['all'].policy('greedy_policy')).path
-    for data in (logs['weighed'], tmp_path / 'parts' / 'held_out'):
-        with pytest.raises(UserError, match='got decisions with weights from 1 to 10; need a log of all decisions'):
-            promotion.judge(candidate, None, Dataset([str(data)]), GateOptions(), SERVED)
+def test_the_gate_judges_by_weights_up_to_the_greatest_that_is_stated(runs, logs, tmp_path):
+    path = write(tmp_path, 'csv', list(decisions(10)), NAMES)
+    _, data = import_logs(tmp_path, path, 'stated', 'greatest_weight = 10\n' + WEIGHED)
+    split(Dataset([str(data)]), tmp_path / 'parts', share=0.999)
+
+    def judge(data, run='all', **options):
+        candidate = external.load(runs[run].policy('greedy_policy')).path
+        return promotion.judge(candidate, None, Dataset([str(data)]), GateOptions(**options), SERVED)
+
+    verdict, of_all = judge(data), judge(logs['all'], 'weighed')  # the same policy, which has not seen them
+    assert (verdict.candidate.value, verdict.candidate.mean_weight) == pytest.approx((BEST, 1), abs=1e-6)
+    assert verdict.difference.low < of_all.difference.low < BEST - LOGGED_VALUE < verdict.difference.high
+    assert (verdict.outcome, verdict.warnings) == ('passes', ())
+    assert verdict.candidate.effective_sample_size < of_all.candidate.effective_sample_size
+    assert verdict.candidate.overlap == pytest.approx(of_all.candidate.overlap, abs=1e-6)
+    assert judge(tmp_path / 'parts' / 'held_out').options.greatest_weight == 10
+    assert judge(logs['weighed'], greatest_weight=10.0).json() == verdict.json()
+    for given, stated in (({}, 'no number'), ({'greatest_weight': 9.0}, '9.0')):
+        with pytest.raises(UserError, match=f'got decisions with weights from 1 to 10, and {stated} as the greatest'):
+            judge(logs['weighed'], **given)
+    _, users = import_logs(tmp_path, path, 'users', "cluster = 'x'\ngreatest_weight = 10\n" + WEIGHED)
+    with pytest.raises(UserError, match='got decisions with weights and a cluster; need one of them'):
+        judge(users)
 
 
 def test_data_with_weights_beside_data_without_are_refused(runs, logs, tmp_path):

@@ -74,7 +74,7 @@ def _promote_candidate(switches: flags.FlagValues, directory: pathlib.Path) -> i
             f'got --data={",".join(switches.data)} with --ungated={switches.ungated}; need held-out episodes, such as '
             '--data=data/parts/held_out, or --ungated alone'
         )
-    names = 'margin', 'level', 'longest', 'gamma', 'epsilon', 'temperature'
+    names = 'margin', 'level', 'longest', 'greatest_weight', 'gamma', 'epsilon', 'temperature'
     gate = values_of(switches, *names)
     gate |= {'low': switches.reward_low, 'high': switches.reward_high, 'clips': switches.clip_rewards}
     gate['whole'] = switches.whole_sessions

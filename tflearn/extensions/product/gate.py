@@ -111,12 +111,12 @@ class Claim:
 
     def estimate(self, alpha: float, begin: int = 0) -> Estimate:
         """Returns the quantity in the units from `begin` on: the variable with the least spread, and both ends."""
-        ours, theirs = ([Variable(each.values[begin:], each.bound) for each in of] for of in (self.ours, self.theirs))
-        least = min(ours, key=lambda each: float(each.values.std()))
+        ours, theirs = ([each.part(slice(begin, None)) for each in of] for of in (self.ours, self.theirs))
+        least = min(ours, key=lambda each: each.spread)
         low, high = (
             confidence_sequences.lower_bound([each.merged() for each in of], alpha, -1.0, 1.0) for of in (ours, theirs)
         )
-        return Estimate(*(self.unit * each for each in (float(least.values.mean()), low, -high)))
+        return Estimate(*(self.unit * each for each in (least.mean, low, -high)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +255,8 @@ def _limited(log: LoggedEpisodes, options: GateOptions, limit: Limit) -> tuple[C
     ranged = dataclasses.replace(options, low=-limit.high, high=-limit.low)
     scaled = scale(dataclasses.replace(log, rewards=-log.costs[limit.name]), ranged)
     # Less 1 the reward is the negative cost, scaled to [0, 1].
-    ours = [Variable(of.values - 1, of.bound + 1) for of in scaled.above(scaled.rewards)]
+    above = scaled.above(scaled.rewards)
+    ours = [dataclasses.replace(of, values=of.values - 1, bound=of.bound + 1) for of in above]
     shift = (limit.most - limit.low * float(scaled.discounts.sum())) / scaled.unit
     text = f'{limit.name} is above {limit.most:g}'
     return Claim(ours, scaled.above(1 - scaled.rewards), shift, scaled.unit, text), scaled
@@ -269,7 +270,7 @@ def _cost(log: LoggedEpisodes, claim: Claim, scaled: ScaledLog, limit: Limit, th
         outcome = 'within'
     elif claim.is_refuted(threshold):
         outcome = 'beyond'
-    value = _mean(log.costs[limit.name], log.candidate, scaled.options.gamma)
+    value = _mean(log.costs[limit.name], log.candidate, scaled)
     return Cost(value, least - found.high, least - found.low, limit.most, outcome)
 
 
@@ -285,11 +286,19 @@ def _clipped(scaled: ScaledLog, costs: Sequence[ScaledLog]) -> tuple[str, ...]:
 def _log_doubt(log: LoggedEpisodes, known: Support | None) -> float:
     """Returns the log wealth against the logged probabilities. Each step is a decision, whatever came before it."""
     ours, theirs = (np.exp(np.minimum(each[log.is_step], _LARGEST_LOG)) for each in (log.candidate, log.incumbent))
-    wealths = [log_wealth([each.merged()], 0.0) for each in confidence_sequences.refuters(ours, theirs, known)]
+    shares = None if log.shares is None else _by_step(log, log.shares)
+    found = confidence_sequences.refuters(ours, theirs, known)
+    wealths = [log_wealth([dataclasses.replace(each, shares=shares).merged()], 0.0) for each in found]
     if log.actions is not None and log.log_behaviour is not None:
         logged = np.exp(log.log_behaviour[log.is_step])
-        wealths.append(confidence_sequences.log_wealth_of_actions(log.actions[log.is_step], logged))
+        actions = log.actions[log.is_step]
+        wealths.append(confidence_sequences.log_wealth_of_actions(actions, logged, 1.0 if shares is None else shares))
     return confidence_sequences.log_mean(np.array(wealths))
+
+
+def _by_step(log: LoggedEpisodes, values: np.ndarray) -> np.ndarray:
+    """Returns the value of its episode [N] for each step [S]."""
+    return np.broadcast_to(values[:, np.newaxis], log.is_step.shape)[log.is_step]
 
 
 def _needed(claims: Sequence[Claim], threshold: float) -> int | None:
@@ -316,7 +325,8 @@ def _exploration(log: LoggedEpisodes, scaled: ScaledLog) -> float | None:
     if scaled.known is None or log.log_even is None or log.log_behaviour is None:
         return None
     variables = confidence_sequences.difference(*scaled.weights, scaled.rewards, scaled.discounts, scaled.known)
-    squares = min(variables, key=lambda each: float(each.values.std())).values ** 2
+    least = min(variables, key=lambda each: float(each.values.std())).values
+    squares = (least * _shares(scaled)) ** 2
     odds = np.exp((log.log_even - log.log_behaviour)[:, 0])
     for share in np.linspace(0.01, 1.0, 100).tolist():
         # A log with the probabilities mu' has the mean of the squares times mu / mu'.
@@ -354,22 +364,27 @@ def _warnings(log: LoggedEpisodes, scaled: ScaledLog) -> tuple[str, ...]:
 def _value(log: LoggedEpisodes, scaled: ScaledLog, ratios: np.ndarray, weights: np.ndarray) -> Value:
     """Returns the weighted per-decision estimate of a policy's value, and what it rests on."""
     episodes = Episodes(np.nan_to_num(log.rewards), ratios, scaled.options.gamma)
+    log_weights, shares = episodes.log_weights[:, -1], _shares(scaled)
     alpha = scaled.options.alpha / 2
     lower_end = lambda variable: confidence_sequences.lower_bound([variable], alpha, 0.0, 1.0)  # noqa: E731
     return Value(
-        _mean(log.rewards, ratios, scaled.options.gamma),
+        _mean(log.rewards, ratios, scaled),
         *scaled.bounds(weights, lower_end),
-        float(np.exp(episodes.log_weights[:, -1]).mean()),
-        estimators.effective_sample_size(episodes.log_weights[:, -1]),
-        float(np.exp(np.minimum(episodes.log_ratios, 0.0))[log.is_step].mean()),
+        float(np.average(np.exp(log_weights), weights=shares)),
+        estimators.effective_sample_size(log_weights + np.log(shares)),
+        float(np.average(np.exp(np.minimum(episodes.log_ratios, 0.0))[log.is_step], weights=_by_step(log, shares))),
     )
 
 
-def _mean(rewards: np.ndarray, ratios: np.ndarray, gamma: float) -> float:
+def _shares(scaled: ScaledLog) -> np.ndarray:
+    return np.ones(len(scaled.rewards)) if scaled.shares is None else scaled.shares
+
+
+def _mean(rewards: np.ndarray, ratios: np.ndarray, scaled: ScaledLog) -> float:
     """Returns the weighted per-decision estimate, without what is unknown."""
     known = ~np.isnan(rewards).any(axis=1)
-    episodes = Episodes(np.nan_to_num(rewards), ratios, gamma)
-    return float(estimators.weighted_per_decision(episodes)(known[np.newaxis].astype(float))[0])
+    episodes = Episodes(np.nan_to_num(rewards), ratios, scaled.options.gamma)
+    return float(estimators.weighted_per_decision(episodes)((known * _shares(scaled))[np.newaxis])[0])
 
 
 def _interval(found: Estimate) -> str:

@@ -18,7 +18,7 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
 from tflearn.extensions.product import data_evaluation, gate, reward_parts
-from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, PolicyProbabilities, Served
+from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, WEIGHT, PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
 from tflearn.extensions.product.gate import Verdict
 from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes
@@ -63,14 +63,17 @@ def judge(
     _check_unseen(candidate, policies[candidate], used)
     stated = data_evaluation.evidence(reader.directories)
     longest = options.longest or stated.get('longest')
-    options = dataclasses.replace(options, **data_evaluation.reward_range(options, stated), longest=longest)
+    greatest = options.greatest_weight or stated.get('greatest_weight')
+    options = dataclasses.replace(
+        options, **data_evaluation.reward_range(options, stated), longest=longest, greatest_weight=greatest
+    )
     limits = [_ranged(limit, stated) for limit in options.limits]
     options = dataclasses.replace(options, limits=limits)
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
     others = acting[incumbent] if incumbent else None
     loggers = (data_evaluation.probabilities(loader.load(path), specs, served) for path in logged_by)
     costs = [limit.name for limit in options.limits]
-    log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs)
+    log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs, greatest)
     verdict = gate.judge(log, options)
     if incumbent and _was_trained_on(policies[incumbent], used):
         warning = f'{incumbent} was trained on data that may be among these: its value is too good'
@@ -136,6 +139,7 @@ def logged_episodes(
     incumbent: PolicyProbabilities | None,
     loggers: Iterable[PolicyProbabilities] = (),
     costs: Sequence[str] = (),
+    greatest_weight: float | None = None,
 ) -> LoggedEpisodes:
     """Returns episodes in the order of their times, and what the policies make of them; `loggers` see `judge`."""
     parts = {name: reward_parts.column(name) for name in costs}
@@ -146,10 +150,9 @@ def logged_episodes(
             f'got {", ".join(dataset.paths)} without the probabilities of the actions; need the column '
             "policy_info.log_probability; log them, see the column map's `propensity`"
         )
-    _check_weights(info.get(data_evaluation.WEIGHT, np.ones(1)))
     rows, lengths = data_evaluation.joined(episodes)
     starts = np.cumsum(lengths) - lengths
-    times, clusters = (info[each][starts] if each in info else None for each in (TIME, CLUSTER))
+    times, clusters, weights = (info[each][starts] if each in info else None for each in (TIME, CLUSTER, WEIGHT))
     is_step = data_evaluation.is_step(rows)
     counted = np.flatnonzero(is_step)
     numbers = np.arange(len(rows.reward)) - np.repeat(starts, lengths)
@@ -165,6 +168,7 @@ def logged_episodes(
         padded(own - log_behaviour),
         padded(others - log_behaviour),
         clusters=None if clusters is None else clusters[order],
+        shares=None if weights is None else _shares(weights[order], greatest_weight, clusters is not None),
         costs={name: padded(info[each].astype(np.float64)) for name, each in parts.items()},
     )
     edges = data_evaluation.edges_of(candidate, incumbent or candidate)
@@ -189,12 +193,22 @@ def logged_episodes(
     )
 
 
-def _check_weights(weights: np.ndarray) -> None:
-    if (weights != 1).any():
+def _shares(weights: np.ndarray, greatest: float | None, has_clusters: bool) -> np.ndarray | None:
+    """Returns the weights of episodes divided by the greatest possible one, which no data say; None if all are 1."""
+    if (weights == 1).all():
+        return None
+    if has_clusters:
         raise UserValueError(
-            f'got decisions with weights from {weights.min():g} to {weights.max():g}; need a log of all decisions, '
-            'each once: the bounds of the gate hold for no other; tflearn-evaluate estimates by weights, without proof'
+            'got decisions with weights and a cluster; need one of them: how many decisions of a cluster were dropped '
+            'nobody knows; subsample clusters as a whole, and import them without weights, or leave out the cluster'
         )
+    if greatest is None or weights.max() > np.float32(greatest):
+        raise UserValueError(
+            f'got decisions with weights from {weights.min():g} to {weights.max():g}, and {greatest or "no number"} as '
+            'the greatest possible one; need greatest_weight in the column map, or --greatest_weight: the bounds of '
+            'the gate hold for no greater one'
+        )
+    return weights.astype(np.float64) / greatest
 
 
 def _choices(actions: np.ndarray, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | float]:

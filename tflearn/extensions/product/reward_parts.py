@@ -14,8 +14,8 @@ import numpy as np
 from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.data import metadata
 
-_RANGE, _RETURNS, _LONGEST = 'reward_range', 'return_range', 'longest'
-STATED = _RANGE, _RETURNS, _LONGEST, metadata.SLOTS
+_RANGE, _RETURNS, _LONGEST, _HEAVIEST = 'reward_range', 'return_range', 'longest', 'greatest_weight'
+STATED = _RANGE, _RETURNS, _LONGEST, _HEAVIEST, metadata.SLOTS
 LARGEST = float(np.finfo(np.float32).max)
 PARTS, WEIGHTS = 'parts', 'weights'  # tables of a column map
 PREFIX = 'part.'  # of the fields of rows
@@ -39,6 +39,10 @@ def stated(given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
             raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r:.100}; need the most steps of an episode')
         found[_LONGEST] = given[_LONGEST]
+    if _HEAVIEST in given:
+        if type(given[_HEAVIEST]) not in (int, float) or not 0 < given[_HEAVIEST] <= LARGEST:
+            raise UserValueError(f'got {_HEAVIEST} = {given[_HEAVIEST]!r:.100}; need a number above 0')
+        found[_HEAVIEST] = float(given[_HEAVIEST])
     if metadata.SLOTS in given:
         if not isinstance(given[metadata.SLOTS], bool):
             raise UserValueError(f'got {metadata.SLOTS} = {given[metadata.SLOTS]!r:.100}; need true or false')

@@ -10,7 +10,7 @@ import numpy as np
 from tflearn.core import confidence_sequences
 from tflearn.core.confidence_sequences import Support, Variable
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
 from tflearn.extensions.product.estimators import Episodes
 
 
@@ -52,6 +52,7 @@ class GateOptions:
       low: the least reward; None is what the data set states.
       high: the greatest one.
       longest: the most steps of an episode; None is what the data set states, else 1.
+      greatest_weight: of a decision of a log that was subsampled; None is what the data set states.
       whole: whether the range is that of an episode's sum of rewards, which has the weight of the whole episode then:
         better where only few steps have a reward. `longest` plays no part.
       clips: whether a candidate may pass although rewards are below `low`, and count as `low`.
@@ -64,6 +65,7 @@ class GateOptions:
     low: Annotated[float, Range()] | None = None
     high: Annotated[float, Range()] | None = None
     longest: PositiveInt | None = None
+    greatest_weight: PositiveFloat | None = None
     whole: bool = False
     clips: bool = False
     gamma: Fraction = 1.0
@@ -95,6 +97,7 @@ class LoggedEpisodes:
       log_behaviour: the logged log-probabilities, [N, T]; None as `actions`.
       log_even: log-probabilities of the actions if they were drawn evenly, [N, T]; None as `actions`.
       clusters: whose episodes these are, such as hashes of users, [N]; None: the claim is about the decisions.
+      shares: of a log that was subsampled, the weight of each episode divided by the greatest possible one, [N].
       costs: parts of the rewards by their names, each [N, T]; NaN is an unknown one, which counts as the worst.
     """
 
@@ -107,6 +110,7 @@ class LoggedEpisodes:
     log_behaviour: np.ndarray | None = None
     log_even: np.ndarray | None = None
     clusters: np.ndarray | None = None
+    shares: np.ndarray | None = None
     costs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
@@ -124,6 +128,7 @@ class ScaledLog:
       discounts: gamma^t, [H].
       known: see `LoggedEpisodes`; None if an episode has several decisions.
       clusters: see `LoggedEpisodes`.
+      shares: see `LoggedEpisodes`.
     """
 
     options: GateOptions
@@ -135,6 +140,7 @@ class ScaledLog:
     discounts: np.ndarray
     known: Support | None
     clusters: np.ndarray | None
+    shares: np.ndarray | None
 
     @property
     def unit(self) -> float:
@@ -173,7 +179,9 @@ class ScaledLog:
         return 'decisions' if self.is_single else 'sessions'
 
     def _by_unit(self, variable: Variable) -> Variable:
-        return variable if self.clusters is None else variable.mean_by(self.clusters)
+        if self.clusters is not None:
+            return variable.mean_by(self.clusters)
+        return dataclasses.replace(variable, shares=self.shares)
 
     def bounds(self, weights: np.ndarray, lower_end: Callable[[Variable], float]) -> tuple[float, float]:
         """Returns both ends for the value of the policy with these weights.
@@ -226,6 +234,7 @@ def scale(log: LoggedEpisodes, options: GateOptions) -> ScaledLog:
         discounts,
         log.known if len(discounts) == steps == 1 else None,
         log.clusters,
+        log.shares,
     )
 
 
