@@ -148,6 +148,12 @@ class EpisodeReader:
         self.directories = find_directories(dataset)
         described = data_spec is None
         self.columns = columns.read_columns(self.directories[0]) if described else columns.columns_of(data_spec)
+        weight = f'policy_info.{columns.WEIGHT}'
+        if all(each.name != weight for each in self.columns) and columns.have_weights(self.directories):
+            raise UserValueError(
+                f'got {self.directories[0]} with {weight}, which does not count here; need data whose decisions stand '
+                'for themselves; train on weights with tflearn train-offline'
+            )
         computed = [] if described else [column for column in self.columns if column in columns.DERIVED]
         stored = [column for column in self.columns if column not in computed]
         for directory in self.directories:

@@ -53,7 +53,9 @@ def evaluate(run_dir, path, policy, **settings):
 def test_episodes_with_unknown_rewards_are_named(run_dir, recorded, tmp_path):
     for path in (tmp_path / 'data', tmp_path / 'data' / 'unknown'):
         shutil.copytree(recorded('greedy_policy', epsilon=0.4), path)
-    found, _ = evaluate(run_dir, str(tmp_path / 'data'), 'greedy_policy', epsilon=0.4)
+    found, facts = evaluate(run_dir, str(tmp_path / 'data'), 'greedy_policy', epsilon=0.4)
+    # A version is found by its path from anywhere.
+    assert evaluate(RunDir(tmp_path), str(tmp_path / 'data'), facts['policy'], epsilon=0.4)[0] == found
     assert found.num_episodes == 60
     assert 'no estimate or interval is about 60 more episodes, whose rewards are unknown' in found.warnings
     assert conversion.copy(Dataset([str(tmp_path / 'data')]), tmp_path / 'copy')[0] == 60
@@ -133,6 +135,8 @@ def test_actions_at_bounds_have_weights_whose_mean_is_one(clipped, tmp_path, est
 def test_mistakes_are_refused(run_dir, recorded, tmp_path):
     with pytest.raises(ValueError, match='got no policy in'):
         evaluate(run_dir, recorded('random'), 'no_policy')
+    with pytest.raises(ValueError, match="got the policy 'random'; need one that tflearn has exported"):
+        evaluate(run_dir, recorded('random'), 'random')
     with pytest.raises(ValueError, match='exported without their probabilities'):
         evaluate(run_dir, recorded('random'), 'collect_policy')
     with pytest.raises(ValueError, match='exported without their probabilities'):

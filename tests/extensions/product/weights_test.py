@@ -10,8 +10,10 @@ import tensorflow as tf
 from tests.extensions.product.log_import_test import import_logs, write
 from tests.jobs.train_offline_test import train
 from tflearn.agents import dqn, linear_bandit
+from tflearn.api import datasets
 from tflearn.core.errors import UserError
 from tflearn.core.experience import BatchItems, Experience
+from tflearn.data import columns
 from tflearn.data.reader import Dataset
 from tflearn.extensions.product import data_evaluation, promotion
 from tflearn.extensions.product.scaled_log import GateOptions
@@ -22,6 +24,8 @@ from tflearn.learner.stop_conditions import DataStopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import external
+from tflearn.replay.storage import Storage
+from tflearn.sampling import recorded
 from tflearn.sampling.episode_files import Reading
 
 MAP = """
@@ -163,6 +167,19 @@ def test_data_with_weights_beside_data_without_are_refused(runs, logs, tmp_path)
     both = [str(logs['ones']), str(logs['all'])]
     with pytest.raises(UserError, match=r'got .*all without policy_info.weight, and .*ones with it; need it in all'):
         data_evaluation.evaluate_on_data(runs['all'], both, {})
+
+
+def test_what_cannot_count_weights_refuses_them(logs):
+    """Datasets for learners of one's own, demonstrations and cloning."""
+    data_spec = columns.data_spec(columns.read_specs(logs['weighed']))
+    experience = Experience(batch=BatchItems(64))
+    for read in (
+        lambda data: datasets.of_episodes(data, experience, data_spec),
+        lambda data: recorded.loaded(data, Storage(experience, data_spec), 64, 0),
+    ):
+        read(Dataset([str(logs['all'])]))
+        with pytest.raises(UserError, match=r'got .*weighed with policy_info.weight, which does not count here; need'):
+            read(Dataset([str(logs['weighed'])]))
 
 
 WRONG = {

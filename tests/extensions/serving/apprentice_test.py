@@ -97,6 +97,11 @@ def promote(root, *flags):
     return ended
 
 
+def read_metrics(port):
+    with urllib.request.urlopen(f'http://localhost:{port}/metrics') as answer:
+        return answer.read().decode()
+
+
 def check_wrong_choices(port, observation):
     for text, error in (
         (None, 'got no default-action; need the action that the product takes by itself, 0 to 1, such as'),
@@ -157,8 +162,7 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         status = lambda: read_json(RunDir(tmp_path).status('serve')) or {}  # noqa: E731
         wait_until(lambda: status().get('greedy_policy_agreement_decisions') == 40, 'the status', DEADLINE_SECS)
         assert status()['greedy_policy_agreement'] == status()['greedy_policy_recent_agreement'] == 0.1
-        with urllib.request.urlopen(f'http://localhost:{metrics_port}/metrics') as answer:
-            metrics = answer.read().decode()
+        metrics = read_metrics(metrics_port)
         assert 'tflearn_apprentice_decisions_total{model="greedy_policy",result="same"} 4.0' in metrics
         assert 'tflearn_apprentice_agreement{model="greedy_policy"} 0.1' in metrics
         wait_until(lambda: len(lines_of(tmp_path)) >= 40, 'the log', DEADLINE_SECS)
@@ -186,6 +190,7 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         found = [ask(port, observation, default_action=str(choice))[1] for observation, choice in rows[:20]]
         assert found != [{'predictions': [choice]} for _, choice in rows[:20]], 'half of a half is drawn'
         wait_until(lambda: status()['greedy_policy_recent_agreement'] is None, 'the status', DEADLINE_SECS)
+        assert 'tflearn_apprentice_agreement{model="greedy_policy"} NaN' in read_metrics(metrics_port)
         assert decide().version == 3
         server.send_signal(signal.SIGSTOP)
         assert decide(0.1)[:2] == (own, None) and decide(0.1).error.startswith('DEADLINE_EXCEEDED: ')

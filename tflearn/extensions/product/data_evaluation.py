@@ -55,7 +55,7 @@ def evaluate_on_data(
       run_dir: the directory of the run that exported the policy.
       paths: the data sets, see `Dataset`.
       filters: which episodes are read, see `Dataset`.
-      policy: the name of the policy that is evaluated.
+      policy: the policy that is evaluated, one of those of `chosen_policy.find` that tflearn has exported.
       train_step: the train step of its version; None takes the run's result, else the newest.
       epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
       temperature: divides the logits of a policy that draws, as `tflearn-serve` has it.
@@ -71,7 +71,11 @@ def evaluate_on_data(
         number, or the policy draws actions of unknown probabilities.
     """
     dataset, ope_options = Dataset(paths, **filters), OpeOptions(**options)
-    loaded = chosen_policy.load(run_dir, policy, train_step)
+    loaded = chosen_policy.find(run_dir, policy, train_step)
+    if not isinstance(loaded, LoadedPolicy):
+        raise UserValueError(
+            f'got the policy {policy!r}; need one that tflearn has exported: its name, best, or the path of a version'
+        )
     directories = find_directories(dataset)
     specs = columns.read_specs(directories[0])
     stated = evidence(directories)

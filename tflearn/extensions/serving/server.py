@@ -96,8 +96,9 @@ class ServingMetrics:
         self._logged[kind].labels(result).inc(number)
 
     def show_agreement(self, model: str, agreement: LiveAgreement) -> None:
-        """Shows the share of the recent decisions in which a version would have decided as the product."""
-        self._recent_agreement.labels(model).set_function(lambda: agreement.recent)
+        """Shows in which share of the recent decisions a version would do as the product; NaN once it acts."""
+        holder, gauge = self._models.get(model), self._recent_agreement.labels(model)
+        gauge.set_function(lambda: math.nan if holder.states else agreement.recent)
 
     def record_agreement(self, model: str, is_same: np.ndarray) -> None:
         """Counts decisions by the product itself, [B]: whether the policy would have decided the same."""
