@@ -268,7 +268,7 @@ def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator
             part = (rows[by] % np.uint64(_NUM_PARTS)).astype(np.uint8)
             places = np.argsort(part, kind='stable')
             bounds = np.searchsorted(part[places], np.arange(_NUM_PARTS + 1)).tolist()
-            rows = rows[places]
+            rows = rows.take(places)  # which takes a tenth of the time of rows[places]
             for i, file in enumerate(files):
                 file.write(rows[bounds[i] : bounds[i + 1]].data)
         yield lambda is_last=True: (_content(file, dtype, is_last) for file in files)
@@ -292,16 +292,16 @@ class _Order:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         if (rows['row'][1:] < rows['row'][:-1]).any():
-            rows = rows[np.argsort(rows['row'], kind='stable')]
+            rows = rows.take(np.argsort(rows['row'], kind='stable'))
         first = _first_rows(rows)
         if (first[1:] < first[:-1]).any():
             order = np.argsort(first, kind='stable')
-            rows, first = rows[order], first[order]
+            rows, first = rows.take(order), first[order]
         if 'time' in self.keys:
             back = _same(rows, 'key') & (rows['time'][1:] < rows['time'][:-1])
             self._found(rows, 'disorder', 1 + np.flatnonzero(back), 'the time after the row before it')
             if back.any():
-                rows = rows[np.lexsort((rows['row'], rows['time'], first))]
+                rows = rows.take(np.lexsort((rows['row'], rows['time'], first)))
         if 'id' in self.keys:
             by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
             order = np.lexsort([rows[name] for name in by])

@@ -216,14 +216,26 @@ def _csv_blocks(
     number, held = 2, b''
     for piece in pieces:
         data = held + (piece or b'')
-        found, rows, lost, held = csv_rows.divide(data, number, width, piece is None, dialect)
-        number += data.count(b'\n') - held.count(b'\n')
-        yield _csv_block(found, rows, lost, index, width, dialect.separator)
+        count, block = data.count(b'\n'), None
+        if csv_rows.are_plain(data, dialect):
+            block = _csv_block(data, np.arange(number, number + count), {}, index, width, dialect.separator)
+        if block:
+            held = b''
+        else:
+            found, rows, lost, held = csv_rows.divide(data, number, width, piece is None, dialect)
+            block = _csv_block(found, rows, lost, index, width, dialect.separator)
+            if block is None:
+                raise UserValueError(
+                    f'got more or fewer rows than {len(rows)} from line {number} on; need as many; quote its cells'
+                )
+        number += count - held.count(b'\n')
+        yield block
 
 
 def _csv_block(
     data: bytes, rows: np.ndarray, lost: dict[int, Reason], index: dict[str, int], width: int, separator: str
-) -> Block:
+) -> Block | None:
+    """Returns the rows, which have these numbers; None if there are not as many."""
     wrong: list[int] = []
 
     def skip(row: Any) -> str:
@@ -243,7 +255,7 @@ def _csv_block(
     conversion = pa.csv.ConvertOptions(check_utf8=False, column_types=types, include_columns=wanted)
     table = pa.csv.read_csv(io.BytesIO(data), reading, parsing, conversion)
     if len(table) + len(wrong) != len(rows):
-        raise UserValueError(f'got {len(table)} rows of {len(rows)} from line {rows[0]} on; need all; quote its cells')
+        return None
     return Block({name: table.column(str(i)) for name, i in index.items()}, np.delete(rows, wrong), lost=lost)
 
 
