@@ -234,6 +234,43 @@ def test_parts_are_disjoint_and_together_whole(tmp_path, num_pipelines, file_byt
         assert sorted(rows_of(episodes for _, episodes in reader.shuffled(1, 0))) == sorted(part)
 
 
+@pytest.mark.parametrize(
+    ('settings', 'part'),
+    [
+        ({}, Part()),
+        ({'min_return': 1.0}, Part()),
+        ({'max_episodes': 7}, Part()),
+        ({}, Part(0.4, validation=True)),
+        ({'max_return': 2.0}, Part(0.4, pipeline=1, num_pipelines=2)),
+    ],
+    ids=['all', 'by return', 'some', 'validation', 'one of two pipelines'],
+)
+def test_episodes_of_one_record_are_read_like_those_of_their_own(tmp_path, settings, part):
+    data_sets.write(tmp_path / 'alone', 120)
+    data_sets.write_together(tmp_path / 'alone', tmp_path / 'together')
+    (shard,) = find_shards(tmp_path / 'together')
+    assert shard.episodes >= 30 > len(list(tf.data.TFRecordDataset(str(shard.path))))
+    alone, together = (
+        EpisodeReader(Dataset([str(tmp_path / name)], **settings), data_sets.SPEC, part=part)
+        for name in ('alone', 'together')
+    )
+    found = [record for record, _ in together.records()]
+    assert found == [record for record, _ in alone.records()]
+    for read_all in (EpisodeReader.joined, lambda reader: (each for _, each in reader.shuffled(0, 0))):
+        assert sorted(rows_of(read_all(together))) == sorted(rows_of(read_all(alone)))
+        assert together.num_read == alone.num_read
+
+
+def test_one_wrong_episode_of_a_record_costs_itself_alone(tmp_path):
+    data_sets.write(tmp_path / 'alone', 60)
+    data_sets.write_together(tmp_path / 'alone', tmp_path / 'together')
+    rewrite(tmp_path / 'together', _not_a_number)
+    for read_all in (EpisodeReader.joined, EpisodeReader.episodes):
+        (reader,) = own(tmp_path / 'together', 1, max_damaged=1)
+        assert rows_of(read_all(reader)) == rows_of(read(tmp_path / 'alone')[1:])
+        assert (reader.num_damaged, reader.num_read) == (1, reader.num_episodes - 1)
+
+
 @pytest.mark.parametrize('num_pipelines', [1, 2])
 def test_a_shuffled_part_goes_on_at_each_position(tmp_path, num_pipelines, monkeypatch):
     monkeypatch.setattr(reader_module, '_MAX_AT_ONCE', 3)

@@ -28,7 +28,7 @@ def episode(num_rows, seed=0):
 @pytest.mark.parametrize('num_rows', [2, 21, 22, 127, 128, 5_000])
 def test_a_record_is_a_tensorflow_example(num_rows):
     encode, leaves = Encoder(COLUMNS), episode(num_rows)
-    (data,), (num_steps,), (encoded_total,) = encode(leaves)
+    (data,), (num_steps,), (encoded_total,), _ = encode(leaves)
     feature = {
         column.name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[leaf.tobytes()]))
         for column, leaf in zip(COLUMNS, leaves, strict=True)
@@ -63,6 +63,22 @@ def test_episodes_that_are_encoded_together_have_the_records_of_single_ones(leng
     records_of_all = encode.encode(joined, (ends - lengths)[order], ends[order])
     single = [Encoder(COLUMNS)(episodes[i]) for i in order]
     assert records_of_all == tuple([values for (values,) in part] for part in zip(*single, strict=True))
+
+
+@pytest.mark.parametrize('lengths', [[3] * 200, [2, 130, 5] * 60, [600, 600]])
+def test_short_episodes_share_a_record_with_their_columns_one_after_the_other(lengths):
+    episodes = [episode(n, i) for i, n in enumerate(lengths)]
+    joined = [np.concatenate(leaves) for leaves in zip(*episodes, strict=True)]
+    ends = np.cumsum(lengths)
+    data, num_steps, totals, num_episodes = Encoder(COLUMNS).encode_together(joined, ends - lengths, ends)
+    assert (sum(num_steps), sum(num_episodes)) == (sum(lengths) - len(lengths), len(lengths))
+    assert all(len(each) < 80_000 for each in data) and len(data) < max(3, len(lengths) / 8)
+    np.testing.assert_allclose(totals, [leaves[-1].sum(dtype=np.float64) for leaves in episodes])
+    features = [tf.train.Example.FromString(each).features.feature for each in data]
+    assert [tf.train.Example.FromString(each).ByteSize() for each in data] == [*map(len, data)]
+    decoded = Decoder(COLUMNS, [], need_finite=True)(features)
+    for leaves, column in zip(joined, COLUMNS, strict=True):
+        np.testing.assert_array_equal(decoded[column], leaves)
 
 
 def test_rejects_episodes_of_other_lengths():

@@ -6,7 +6,7 @@ import glob
 import itertools
 import pathlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_da
 from tflearn.core.types import differ_in_start, integer_bounds, named_leaves
 from tflearn.data import columns
 from tflearn.data.columns import Column
-from tflearn.data.records import RETURN, Decoder, Features
+from tflearn.data.records import NUM_STEPS, RETURN, Decoder, Encoder, Features
 from tflearn.data.shards import Shard, find_shards
 from tflearn.files.run_dir import local_path
 
@@ -202,7 +202,7 @@ class EpisodeReader:
         self.num_read = self.num_damaged = 0
         num_passed = 0  # the filters
         for shard in self._shards:
-            for record, where in self._own_records(shard):
+            for record, where in self._own_records(shard, by_episode=True):
                 if num_passed == self._dataset.max_episodes:
                     return
                 passes, episode = self._try(record, where)
@@ -215,8 +215,8 @@ class EpisodeReader:
         if self._dataset.max_episodes is not None:
             return self.episodes()
         self.num_read = self.num_damaged = 0
-        groups = (group for shard in self._shards for _, group in self._groups(shard, 0))
-        return (episodes for group in groups if (episodes := self._join(group)) is not None)
+        groups = ((shard, group) for shard in self._shards for _, group in self._groups(shard, 0))
+        return (episodes for shard, group in groups if (episodes := self._join(shard, group)) is not None)
 
     def shuffled(self, seed: int, epoch: int, begin: tuple[int, int] = (0, 0)) -> Iterator[tuple[tuple[int, int], Any]]:
         """Yields the episodes file by file, the files in another order in each epoch.
@@ -236,8 +236,9 @@ class EpisodeReader:
         self.num_read = self.num_damaged = 0
         order = np.random.default_rng([seed, epoch]).permutation(len(self._shards))
         for i in range(begin[0], len(order)):
-            for number, group in self._groups(self._shards[order[i]], begin[1] if i == begin[0] else 0):
-                episodes = self._join(group)
+            shard = self._shards[order[i]]
+            for number, group in self._groups(shard, begin[1] if i == begin[0] else 0):
+                episodes = self._join(shard, group)
                 if episodes is not None:
                     yield (i, number), episodes
 
@@ -250,13 +251,14 @@ class EpisodeReader:
             self._skip(where, error)
             return False, None
 
-    def _join(self, group: Sequence[tuple[bytes, str]]) -> Any:
+    def _join(self, shard: Shard, group: Sequence[tuple[bytes, str]]) -> Any:
         """Returns the episodes of those of several records that are read, joined; None if there are none."""
         try:
             chosen = [features for record, _ in group if (features := self._chosen(record)[1]) is not None]
             return self._episode(chosen) if chosen else None
         except _DAMAGES:  # of one of them
-            episodes = [episode for one in group if (episode := self._try(*one)[1]) is not None]
+            singles = self._single(shard, group)
+            episodes = [episode for one in singles if (episode := self._try(*one)[1]) is not None]
             return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *episodes) if episodes else None
 
     def _chosen(self, record: bytes) -> tuple[bool, Features | None]:
@@ -280,9 +282,30 @@ class EpisodeReader:
         if group:
             yield number, group
 
-    def _own_records(self, shard: Shard) -> Iterator[tuple[bytes, str]]:
-        records = self._records(shard)
+    def _own_records(self, shard: Shard, by_episode: bool = False) -> Iterator[tuple[bytes, str]]:
+        """Yields those of this pipeline; of one episode each, where one may be read and another one not."""
+        records, limits = self._records(shard), (self._dataset.min_return, self._dataset.max_return)
+        if by_episode or self._every > 1 or self._part.validation_share or limits != (None, None):
+            records = self._single(shard, records)
         return records if self._every == 1 else itertools.islice(records, self._part.pipeline, None, self._every)
+
+    def _single(self, shard: Shard, records: Iterable[tuple[bytes, str]]) -> Iterator[tuple[bytes, str]]:
+        """Yields the record that each episode would have for itself."""
+        stored = columns.read_columns(shard.path.parent)
+        encode, decode = Encoder(stored), Decoder(stored, [], need_finite=False)
+        for record, where in records:
+            try:
+                features = tf.train.Example.FromString(record).features.feature
+                lengths = np.array(features[NUM_STEPS].int64_list.value)
+                if len(lengths) < 2:
+                    yield record, where
+                    continue
+                ends, arrays = np.cumsum(lengths), [*decode([features]).values()]
+                found = encode.encode(arrays, ends - lengths, ends).data
+            except _DAMAGES as error:
+                self._skip(where, error)
+                continue
+            yield from ((each, where) for each in found)
 
     def _records(self, shard: Shard) -> Iterator[tuple[bytes, str]]:
         """Yields records, and where each is in its file."""
@@ -325,7 +348,7 @@ class EpisodeReader:
     def _episode(self, features: Sequence[Features]) -> Any:
         """Returns the episodes of records, joined: a Trajectory, or a dict of arrays by column."""
         values = self._decode(features)
-        self.num_read += len(features)
+        self.num_read += sum(len(each[NUM_STEPS].int64_list.value) for each in features)
         if self._spec is None:
             return {column.name: array for column, array in values.items()}
         return tf.nest.pack_sequence_as(self._spec, list(values.values()))

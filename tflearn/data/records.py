@@ -1,9 +1,12 @@
 """Episodes <-> records: a record is the bytes of a `tf.train.Example`, which holds each column of all steps.
 
+It is of one episode, or of some short ones, such as decisions, whose columns stand one after the other.
+
 One call of numpy for each column of many episodes, not of each step or each episode: so a collector hardly notices that
 it is recorded, and a stream of episodes feeds a learner.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +23,7 @@ NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
 FIRST, LAST = int(ts.StepType.FIRST), int(ts.StepType.LAST)
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = b'\x0a', b'\x12', b'\x1a'  # the tags of a Feature's fields
 _MAX_FRAMES = 4096
+_MAX_TOGETHER, _BYTES_TOGETHER = 64, 64 << 10  # episodes of a record, and bytes of their steps
 _MIN_EQUAL = 8  # episodes of equal length, on average, that are encoded together
 
 Features = Mapping[str, Any]  # of a tf.train.Example
@@ -29,20 +33,22 @@ class Records(NamedTuple):
     """Episodes for a file.
 
     Attributes:
-      data: the bytes of each one's `tf.train.Example`.
-      num_steps: the environment steps of each, without boundary rows.
-      totals: the sum of each one's rewards.
+      data: the bytes of each record's `tf.train.Example`.
+      num_steps: the environment steps of each record, without boundary rows.
+      totals: the sum of each episode's rewards.
+      num_episodes: the episodes of each record.
     """
 
     data: list[bytes]
     num_steps: list[int]
     totals: list[float]
+    num_episodes: list[int]
 
 
 class Encoder:
     """Makes records of episodes, of many in one call: most of the time of a short one would be spent in calls.
 
-    What stands around the numbers of a record depends on the number of rows alone, so it is made once for each.
+    What stands around the numbers of a record depends on the lengths of its episodes, so it is made once for each.
     """
 
     def __init__(self, columns: Sequence[Column]):
@@ -53,7 +59,8 @@ class Encoder:
         self._return_bytes = 4 * math.prod(columns[self._reward].shape)
         fields = [(name, _BYTES_LIST) for name in names] + [(NUM_STEPS, _INT64_LIST), (RETURN, _FLOAT_LIST)]
         self._fields = [(name.encode(), kind) for name, kind in fields]
-        self._frames: dict[int, list[bytes]] = {}
+        self._row_bytes = sum(column.num_bytes for column in columns)
+        self._frames: dict[bytes, list[bytes]] = {}
 
     def __call__(self, episode: Any) -> Records:
         """Encodes one episode: a Trajectory of arrays [T, ...], or its leaves; raises ValueError for other columns."""
@@ -80,34 +87,41 @@ class Encoder:
             raise UserValueError('got an episode without steps; need at least one')
         different = np.unique(lengths)
         if _MIN_EQUAL * len(different) > len(lengths):
-            return self._encode_each(arrays, begins, ends)
+            return self._encode_runs(arrays, begins, ends, range(len(lengths) + 1))
         if len(different) == 1:
             return self._encode_equal(arrays, begins, int(lengths[0]))
-        found = np.empty((3, len(lengths)), object)
+        found = np.empty((len(Records._fields), len(lengths)), object)
         for length in different.tolist():
             which = np.flatnonzero(lengths == length)
             for row, values in zip(found, self._encode_equal(arrays, begins[which], length), strict=True):
                 row[which] = values
         return Records(*found.tolist())
 
-    def _encode_each(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Records:
-        """Encodes episodes one after the other."""
-        lengths = ends - begins
+    def encode_together(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Records:
+        """Encodes episodes that stand one after the other, some of them in one record; see `encode`."""
+        most = np.clip(_BYTES_TOGETHER // self._row_bytes // (ends - begins).max(), 1, _MAX_TOGETHER)
+        return self._encode_runs(arrays, begins, ends, [*range(0, len(begins), most), len(begins)])
+
+    def _encode_runs(
+        self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray, cuts: Sequence[int]
+    ) -> Records:
+        """Encodes episodes, record after record, each of those from one of `cuts` to the next."""
+        lengths, firsts = ends - begins, cuts[:-1]
         data = [(column.encode(array), column.num_bytes) for column, array in zip(self._columns, arrays, strict=True)]
-        bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
-        rewards = np.concatenate([arrays[self._reward][begin:end] for begin, end in bounds])
-        returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths, axis=0, dtype=np.float64)
-        num_steps = (lengths - (arrays[self._step_type][ends - 1] == LAST)).tolist()
+        bounds = zip(begins[firsts].tolist(), ends[np.subtract(cuts[1:], 1)].tolist(), strict=True)
+        rows = (begins - np.cumsum(lengths) + lengths).repeat(lengths) + np.arange(lengths.sum())
+        returns = np.add.reduceat(arrays[self._reward][rows], np.cumsum(lengths) - lengths, axis=0, dtype=np.float64)
+        num_steps = np.add.reduceat(lengths - (arrays[self._step_type][ends - 1] == LAST), firsts).tolist()
         totals = returns.reshape(len(lengths), -1).sum(axis=1).tolist()
-        return_data, width, encoded = returns.astype('<f4').tobytes(), self._return_bytes, []
-        for i, (begin, end) in enumerate(bounds):
+        return_data, width, encoded, counts = returns.astype('<f4').tobytes(), self._return_bytes, [], lengths.tolist()
+        for first, after, (begin, end) in zip(firsts, cuts[1:], bounds, strict=True):
             pieces: list[Any] = []
-            frame = self._frames.get(end - begin) or self._frame(end - begin)
+            frame = self._frame(counts[first:after])
             for before, (values, size) in zip(frame, data, strict=False):
                 pieces += before, values[begin * size : end * size]
-            pieces += frame[-1], return_data[i * width : (i + 1) * width]
+            pieces += frame[-1], return_data[first * width : after * width]
             encoded.append(b''.join(pieces))
-        return Records(encoded, num_steps, totals)
+        return Records(encoded, num_steps, totals, np.diff(cuts).tolist())
 
     def _encode_equal(self, arrays: Sequence[np.ndarray], begins: np.ndarray, num_rows: int) -> Records:
         """Encodes episodes of equal length: all of a column in one call."""
@@ -121,24 +135,27 @@ class Encoder:
         num_steps = (num_rows - (arrays[self._step_type][num_rows - 1 :: num_rows] == LAST)).tolist()
         values = [column.encode(array) for column, array in zip(self._columns, arrays, strict=True)]
         parts = [np.frombuffer(each, np.uint8).reshape(count, -1) for each in (*values, returns.astype('<f4'))]
-        frame = self._frames.get(num_rows) or self._frame(num_rows)
+        frame = self._frame([num_rows])
         record = b''.join(before + bytes(part.shape[1]) for before, part in zip(frame, parts, strict=True))
         data, end = np.empty((count, len(record)), np.uint8), 0
         data[:] = np.frombuffer(record, np.uint8)
         for before, part in zip(frame, parts, strict=True):
             begin, end = end + len(before), end + len(before) + part.shape[1]
             data[:, begin:end] = part
-        return Records(data.view(f'V{len(record)}')[:, 0].tolist(), num_steps, totals)
+        return Records(data.view(f'V{len(record)}')[:, 0].tolist(), num_steps, totals, [1] * count)
 
-    def _frame(self, num_rows: int) -> list[bytes]:
-        """Returns what comes before the data of each column of an episode, and before its return."""
-        if len(self._frames) == _MAX_FRAMES:
-            self._frames.clear()
-        count = _varint(num_rows)
-        lengths = [num_rows * column.num_bytes for column in self._columns] + [len(count), self._return_bytes]
-        *frame, before_count, before_return = _frame(self._fields, lengths)
-        self._frames[num_rows] = [*frame, before_count + count + before_return]
-        return self._frames[num_rows]
+    def _frame(self, lengths: Sequence[int]) -> list[bytes]:
+        """Returns what comes before the data of each column of episodes of these rows, and before their returns."""
+        counts = b''.join(map(_varint, lengths))
+        if counts not in self._frames:
+            if len(self._frames) == _MAX_FRAMES:
+                self._frames.clear()
+            sizes = [sum(lengths) * column.num_bytes for column in self._columns]
+            *frame, before_counts, before_returns = _frame(
+                self._fields, [*sizes, len(counts), len(lengths) * self._return_bytes]
+            )
+            self._frames[counts] = [*frame, before_counts + counts + before_returns]
+        return self._frames[counts]
 
 
 def _frame(fields: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]) -> list[bytes]:
@@ -158,6 +175,7 @@ def _frame(fields: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]) -> lis
     return pieces
 
 
+@functools.lru_cache(_MAX_FRAMES)
 def _varint(number: int) -> bytes:
     """Returns a number from 0 in the base 128, the lowest digit first, with a bit on all digits but the last."""
     digits = bytearray()
@@ -188,13 +206,11 @@ class Decoder:
           The values [T, ...] of each column, T rows in all.
 
         Raises:
-          ValueError, IndexError: if a record is not one episode of these columns.
+          ValueError, IndexError: if a record is not of episodes of these columns.
         """
-        lengths = []
-        for features in records:
-            (num_rows,) = features[NUM_STEPS].int64_list.value
-            lengths.append(num_rows)
-        found = {column: column.decode(_joined(records, column, lengths), sum(lengths)) for column in self._stored}
+        of_each = [features[NUM_STEPS].int64_list.value for features in records]
+        sizes, lengths = [*map(sum, of_each)], [length for some in of_each for length in some]
+        found = {column: column.decode(_joined(records, column, sizes), sum(sizes)) for column in self._stored}
         for column in self._computed:
             found[column] = _computed(column, found, lengths)
         for column, values in found.items():

@@ -130,7 +130,7 @@ class EpisodeWriter:
 
     def write_records(self, records: Records) -> None:
         """Adds episodes that `encoder` has made."""
-        self._append(records.data, records.num_steps)
+        self._append(records.data, records.num_steps, records.num_episodes)
         self.returns.add(np.array(records.totals))
 
     def write_record(self, record: bytes, num_steps: int) -> None:
@@ -140,9 +140,9 @@ class EpisodeWriter:
           record: the bytes of its `tf.train.Example`.
           num_steps: its environment steps, without boundary rows.
         """
-        self._append([record], [num_steps])
+        self._append([record], [num_steps], [1])
 
-    def _append(self, records: Sequence[bytes], num_steps: Sequence[int]) -> None:
+    def _append(self, records: Sequence[bytes], num_steps: Sequence[int], num_episodes: Sequence[int]) -> None:
         """Adds records to the file that is being written, and those that come when it is full to the next one."""
         end = 0
         while end < len(records):
@@ -155,10 +155,10 @@ class EpisodeWriter:
             # Of short records the method of this class, which only calls that of its base, takes half of the time.
             base: Any = super(tf.io.TFRecordWriter, self._writer)
             collections.deque(map(base.write, records[begin:end]), maxlen=0)
-            steps = sum(num_steps[begin:end])
+            steps, episodes = sum(num_steps[begin:end]), sum(num_episodes[begin:end])
             self._bytes = sizes[end - begin]
-            self._episodes, self._steps = self._episodes + end - begin, self._steps + steps
-            self.num_episodes += end - begin
+            self._episodes, self._steps = self._episodes + episodes, self._steps + steps
+            self.num_episodes += episodes
             self.num_steps += steps
             if self._bytes >= self._file_bytes:
                 self.finish_file()

@@ -418,4 +418,4 @@ def _records(
             truncated = part['truncated'] if 'truncated' in part.dtype.names else None
             info, begins = _policy_info(part, keys), bounds[first:after] - bounds[first]
             rows_of_part = arrays.rows_of(observation, part[ACTION], part['reward'], info, begins, truncated)
-            yield name, encoder.encode(*rows_of_part)
+            yield name, encoder.encode_together(*rows_of_part)
