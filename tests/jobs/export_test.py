@@ -129,6 +129,7 @@ class Widening(gymnasium.Env):
         return observation, 1.0, self._step == 39, False, info
 
 
+@lanes.quantizes
 def test_calibrates_int8_on_recorded_episodes(tmp_path):
     policy = example_policies.greedy_actor()
     example_policies.reweigh(policy, seed=1)

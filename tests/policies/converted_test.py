@@ -12,7 +12,7 @@ from tf_agents.specs.tensor_spec import BoundedTensorSpec
 
 pytest.importorskip('onnxruntime', reason='needs pip install ".[onnx]"')
 
-from tests.testing import algorithms, forks
+from tests.testing import algorithms, forks, lanes
 from tests.testing.algorithms import ALGORITHMS
 from tests.testing.converted_models import NUM, check
 from tflearn.agents import dqn
@@ -71,6 +71,7 @@ def test_images_and_masks(tmp_path):
     np.testing.assert_array_equal(values.argmax(1) + 2, actions)
 
 
+@lanes.quantizes
 def test_int8_of_a_policy_with_states(tmp_path):
     run_dir = RunDir(tmp_path)
     exported(ALGORITHMS['recurrent_sac'].make(), run_dir.greedy_policy)

@@ -7,7 +7,6 @@ call of the tests finds it again until a source changes.
 import fcntl
 import functools
 import hashlib
-import importlib.metadata
 import pathlib
 import shutil
 import sys
@@ -15,6 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import tensorflow as tf
+import tf_agents
 
 from tests.testing import forks, jobs
 from tflearn.files.run_dir import RunDir
@@ -24,7 +28,7 @@ from tflearn.jobs.synchronous import synchronous
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 _CACHE = CHECKOUT / '.pytest_cache' / 'golden_runs'
 _SOURCES = ('tflearn', 'gin', 'scripts')
-_LIBRARIES = ('tensorflow', 'tf-agents', 'gymnasium', 'numpy')
+_LIBRARIES = (tf, tf_agents, gymnasium, np)
 _KEPT_SECS = 24 * 3600  # of sources that have changed since
 DEADLINE_SECS = 240.0
 
@@ -92,7 +96,7 @@ def _digest() -> str:
     files = [path for source in _SOURCES for path in (CHECKOUT / source).rglob('*') if path.suffix in ('.py', '.gin')]
     digest = hashlib.sha256(f'{sys.prefix} {sys.version}'.encode())
     for library in _LIBRARIES:
-        digest.update(importlib.metadata.version(library).encode())
+        digest.update(library.__version__.encode())
     for path in sorted([*files, pathlib.Path(__file__), CHECKOUT / 'tests' / 'testing' / 'jobs.py']):
         digest.update(f'{path.relative_to(CHECKOUT)}\n'.encode())
         digest.update(path.read_bytes())

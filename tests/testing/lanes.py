@@ -13,6 +13,8 @@ IS_CURRENT = sys.version_info >= (3, 12)
 # TensorFlow for TPUs, whose XLA compiles nothing for a processor.
 IS_TPU = any(importlib.metadata.distributions(name='tensorflow-tpu'))
 compiles = pytest.mark.skipif(IS_TPU, reason='TensorFlow for TPUs compiles nothing for a processor')
+# It gives the output of a broadcast other int8 scales than its input, whose numbers are copied; 2.15 and 2.21 do not.
+quantizes = pytest.mark.skipif(IS_TPU, reason='TensorFlow 2.20 converts these policies to int8 wrongly')
 # Two lines of TF-Agents 0.19, which our packaged agents do not pass through.
 numpy_1 = pytest.mark.skipif(IS_CURRENT, reason="TF-Agents' own class fails with NumPy 2")
 # A long test of what others show of the current lane too, or of what the lane does not change.
