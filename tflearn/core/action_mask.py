@@ -129,6 +129,11 @@ class ActionMask:
         legal = np.take_along_axis(mask, places, axis=1)
         return np.where(legal, -np.log(np.maximum(num_legal, 1.0)), -np.inf).sum(axis=1)
 
+    def even(self, observation: Any) -> np.ndarray:
+        """Returns the probabilities with which `sample` draws each choice of a Discrete action, float64 [B, A]."""
+        mask = np.asarray(tf.nest.flatten(observation)[self._index]) != 0
+        return mask / np.maximum(mask.sum(axis=1, keepdims=True), 1.0)
+
 
 def make_mask(specs: EnvironmentSpecs, path: str | None) -> tuple[ActionMask | None, types.NestedTensorSpec]:
     """Returns the mask at a path, None for no path, and the spec of the observation without it."""

@@ -135,13 +135,17 @@ class ActionProbabilities:
         parameters: Sequence[Any] = ()
         if self._policy is not None:
             parameters, policy_state = self._parameters(self._policy, time_step, policy_state)
-        if edges is None:
-            chosen = (np.arange(self.num_choices or 0) + spec.minimum).astype(spec.dtype.as_numpy_dtype)
-        else:
-            chosen = (edges[1:] + edges[:-1]) / 2
-        columns = [np.exp(self._mixed(parameters, time_step, np.full(size, each))) for each in chosen]
-        found = np.stack(columns, axis=1)
-        return found if edges is None else found * np.diff(edges), policy_state
+        if edges is not None:
+            middles = (edges[1:] + edges[:-1]) / 2
+            columns = [np.exp(self._mixed(parameters, time_step, np.full(size, each))) for each in middles]
+            return np.stack(columns, axis=1) * np.diff(edges), policy_state
+        # All at once: there may be thousands.
+        number = self.num_choices or 0
+        even = np.full((size, number), 1 / number) if self._mask is None else self._mask.even(time_step.observation)
+        if self._policy is None:
+            return even, policy_state
+        own = _of_choices(parameters[0], spec, number)
+        return (1 - self._epsilon) * own + self._epsilon * even, policy_state
 
     def _parameters(self, policy: LoadedPolicy, time_step: ts.TimeStep, state: Any) -> tuple[list[Any], Any]:
         """Returns the parameters for each tensor of the action, and the next policy state."""
@@ -222,6 +226,13 @@ def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarra
     else:
         each = np.where(np.equal(action, parameters['loc']), 0.0, -np.inf)
     return each.reshape(len(each), -1).sum(axis=1)
+
+
+def _of_choices(parameters: Mapping[str, Any], spec: Any, number: int) -> np.ndarray:
+    """Returns the probabilities of all choices of a Discrete action, [B, A]."""
+    if 'logits' in parameters:
+        return np.asarray(tf.nn.softmax(np.asarray(parameters['logits'], np.float64)))
+    return np.equal(np.asarray(parameters['loc'])[:, np.newaxis] - spec.minimum, np.arange(number)).astype(np.float64)
 
 
 def _squashed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
