@@ -143,6 +143,7 @@ class User:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
+        shutil.copytree(DOCS / 'articles', folder, dirs_exist_ok=True)
         for block in BLOCKS:
             if block.file_name:
                 (folder / block.file_name).write_text(block.text, encoding='utf-8')

@@ -83,7 +83,7 @@ def test_the_site_has_every_page_once():
     pages = [path.relative_to(DOCS).as_posix() for path in [*DOCS.rglob('*.md'), *notebooks, *made]]
     assert sorted(re.findall(r'^ +- [^:]+: (\S+\.md)$', menu, re.MULTILINE)) == sorted(pages)
     assert len(re.findall(r'^  - ', menu, re.MULTILINE)) <= 8
-    assert len(pages) <= 50
+    assert len(pages) <= 45
 
 
 def test_the_site_can_be_built(tmp_path):
@@ -111,12 +111,12 @@ def test_the_site_links_the_repository_that_the_owner_names(tmp_path, monkeypatc
 
 def test_there_are_few_lines():
     texts = [page.read_text(encoding='utf-8') for page in (ROOT / 'README.md', *DOCS.rglob('*.md'))]
-    assert len([line for text in texts for line in text.splitlines() if line.strip()]) <= 8_500
+    assert len([line for text in texts for line in text.splitlines() if line.strip()]) <= 7_500
 
 
 @pytest.mark.parametrize('page', sorted(DOCS.glob('from-*.md')), ids=lambda page: page.name)
 def test_a_page_for_users_of_a_peer_is_short(page):
-    assert len([line for line in prose(page).splitlines() if line.strip() and line[0] not in '|#']) <= 60
+    assert len([line for line in page.read_text(encoding='utf-8').splitlines() if line.strip()]) <= 60
 
 
 def test_the_number_of_algorithms_is_named():

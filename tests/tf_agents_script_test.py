@@ -1,4 +1,4 @@
-"""The script of TF-Agents in docs/from-tf-agents.md, run as a program in either lane."""
+"""The script of TF-Agents in docs/their_script.py, run as a program in either lane."""
 
 import os
 import re
@@ -11,8 +11,8 @@ AFTER = "print(f'train step {train_step.numpy()}, loss {float(loss)}, action {st
 
 
 def test_it_trains_and_acts(tmp_path):
-    (block,) = [block for block in docs_blocks.of('python') if block.file_name == 'their_script.py']
-    (tmp_path / 'script.py').write_text('\n'.join([block.text, AFTER]), encoding='utf-8')
+    text = (docs_blocks.DOCS / 'their_script.py').read_text(encoding='utf-8')
+    (tmp_path / 'script.py').write_text('\n'.join([text, AFTER]), encoding='utf-8')
     environment = os.environ | {'PYTHONPATH': str(docs_blocks.ROOT)}
     environment.pop('TF_USE_LEGACY_KERAS', None)
     given = {'cwd': tmp_path, 'env': environment, 'text': True, 'capture_output': True}

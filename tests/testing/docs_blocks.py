@@ -50,14 +50,10 @@ REPLACED = {
         )
     ],
     'from-sb3.md': [
-        ('max_env_steps=100_000', 'max_env_steps=264, num_episodes=1, exports=few'),
-        ('max_env_steps=200_000', 'max_env_steps=1_100, num_episodes=1, exports=few'),
-        ('num_episodes=10', 'num_episodes=1'),
+        ('max_env_steps=100_000', 'max_env_steps=1_100, num_episodes=1, exports=few'),
+        ('num_episodes=10)', 'num_episodes=1)'),
         ('every_steps=80', 'every_steps=20'),
         ('>= 495.0', '>= 1.0'),
-    ],
-    'from-tf-agents.md': [
-        ('num_train_steps=5_000', 'num_train_steps=20, num_episodes=1, exports=few'),
     ],
     # A slow test of tests/api/training_test.py runs it with its five processes.
     'python.md': [
