@@ -61,6 +61,7 @@ AFTER = {
     'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions\nassert action == of_lite",
     'external-simulators.md': """
 assert 1_200 <= run.env_steps and run.train_step > 0
+assert arm_run.env_steps >= 60 and arm_run.train_step > 0
 program = Program()
 answers = [program.reset()[0].tolist(), *(program.step(1) for _ in range(5))]
 assert answers[0] == [0] and answers[1][0].tolist() == [1] and answers[5][1:4] == (1.0, True, False)
@@ -93,7 +94,6 @@ assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
 assert run.train_step == 20
 assert visit.observation['candidates'][0, policy(visit.observation)[0]], 'the item is a candidate'
 """,
-    'robots.md': 'assert run.env_steps >= 60 and run.train_step > 0',
     'seeds.md': """
 assert [len(its.names) for its in comparison.groups] == [2, 2] and pathlib.Path('rates.png').exists()
 from optuna import trial
@@ -103,9 +103,8 @@ assert bound[0] == 'experience.Slicing.sequence_length = 9' and len(bound) == 3
     'serving.md': """
 assert tf.make_ndarray(answer.outputs["action"]) in (0, 1) and decision.version == answer.model_spec.version.value
 """,
-    'your-data.md': 'assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]',
-    'watching.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
-    'transforms.md': """
+    'your-data.md': """
+assert own_loss(tf.ones(2), tf.zeros(2)).numpy().tolist() == [1, 1]
 import tflearn
 from tflearn.core import experience
 from tflearn.environments import gymnasium_env
@@ -124,6 +123,7 @@ transform = Logarithm()
 assert transform.transform_specs(specs).observation.shape == (2,)
 assert tf.reduce_all(transform.transform_observation(tf.exp([1.0, 2.0]) - 1.0) == [1.0, 2.0])
 """,
+    'watching.md': "assert track({'kind': 'metric', 'name': 'evaluation/return', 'step': 1, 'value': 2.0}) is None",
     'where.md': 'assert action in (0, 1)',
     'your-environment.md': """
 course = Course(gymnasium.make('CartPole-v1'))

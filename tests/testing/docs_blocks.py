@@ -61,13 +61,16 @@ REPLACED = {
         ('export_interval_steps=200', 'export_interval_steps=200, num_episodes=2, exports=few'),
         ("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={[*SMALL_BINDINGS, GREEDY]})"),
     ],
-    'external-simulators.md': [('max_env_steps=5_000', 'max_env_steps=1_200, exports=few, num_episodes=1')],
-    # tests/runs/robot_test.py has the processes.
-    'robots.md': [
+    'external-simulators.md': [
+        (
+            'max_env_steps=5_000,\n    export_interval_steps=500',
+            'max_env_steps=1_200, export_interval_steps=500, exports=few, num_episodes=1',
+        ),
+        # tests/runs/robot_test.py has the processes.
         ('unroll_step_interval_secs=0.1', 'unroll_step_interval_secs=1e-3'),
         ("mode='processes'", 'exports=few'),
         ('min_size=500', 'min_size=20'),
-        ('max_env_steps=5_000', 'max_env_steps=60'),
+        ('max_env_steps=5_000,\n    export_interval_steps=1_000', 'max_env_steps=60,\n    export_interval_steps=1_000'),
         ('num_episodes=5', 'num_episodes=1'),
     ],
     'seeds.md': [

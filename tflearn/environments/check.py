@@ -223,7 +223,7 @@ def _observation(spec: Any, values: np.ndarray) -> Finding:
         return Finding('LOOK', name, f'{text}, but {seen}: correct the bounds of the space')
     if spec.dtype.is_floating and max(abs(low), abs(high)) > _LARGE_OBSERVATION:
         return Finding(
-            'LOOK', name, f'{text}, {seen}: networks learn slowly from large numbers; normalize it (docs/transforms.md)'
+            'LOOK', name, f'{text}, {seen}: networks learn slowly from large numbers; normalize it (docs/your-data.md)'
         )
     return Finding('ok', name, f'{text}, {seen}')
 

@@ -70,7 +70,7 @@ def make(
     if missing := [each for each in _SPACES if not isinstance(getattr(one, each, None), gymnasium.Space)]:
         raise UserTypeError(
             f'got {name} without {", ".join(missing)}; need both spaces as attributes of the class, '
-            'since jobs that only need the spaces must not make a robot; see docs/robots.md'
+            'since jobs that only need the spaces must not make a robot; see docs/external-simulators.md'
         )
     path = pathlib.Path(turns or pathlib.Path(tempfile.gettempdir(), f'tflearn-{name}.turns'))
     if not path.parent.is_dir():
