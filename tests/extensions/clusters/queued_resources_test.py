@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tests.testing import command_lines
-from tflearn.extensions.clusters import queued_resources
+from tflearn.extensions.clusters import places, queued_resources
 from tflearn.extensions.clusters.queued_resources import QueuedResourcesOptions
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.launch.topology import load, run_topology
@@ -25,8 +25,10 @@ def topology(**given):
 
 def test_the_vm_supervises_all_jobs_after_its_setup(run_dir, tmp_path):
     command, _, script = queued_resources.render(topology(), run_dir, 'p', OPTIONS).partition('\n')
+    name = places.run_name(run_dir)
+    assert name.startswith('tflearn-my-run-') and name != places.run_name(RunDir(tmp_path / 'other' / 'My run'))
     assert command == (
-        '# gcloud compute tpus queued-resources create tflearn-my-run --node-id=tflearn-my-run --zone=us-central2-b '
+        f'# gcloud compute tpus queued-resources create {name} --node-id={name} --zone=us-central2-b '
         "--accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base --spot '--network=a b' "
         f"'--metadata-from-file=startup-script={run_dir.root}/startup.sh'"
     )
@@ -58,12 +60,13 @@ def test_submits_the_run_with_the_commands_of_the_vm(run_dir, tmp_path, monkeypa
     (tmp_path / 'gcloud').chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     text = queued_resources.submit(topology(), run_dir, 'p', OPTIONS)
-    assert 'gcloud compute tpus queued-resources delete tflearn-my-run --zone=us-central2-b --force' in text
-    assert (tmp_path / 'calls').read_text().startswith('compute tpus queued-resources create tflearn-my-run ')
+    name = places.run_name(run_dir)
+    assert f'gcloud compute tpus queued-resources delete {name} --zone=us-central2-b --force' in text
+    assert (tmp_path / 'calls').read_text().startswith(f'compute tpus queued-resources create {name} ')
     assert (run_dir.root / 'startup.sh').read_text().startswith('#!/bin/bash\n')
     train = next(job for job in load(run_dir).jobs if job.name == 'train')
     assert train.command[:3] == ('py', '-m', 'p.train') and train.command[-1] == '--strategy=tpu:local'
-    assert read_json(run_dir.submitted) == {'queued_resources': 'tflearn-my-run'}
+    assert read_json(run_dir.submitted) == {'queued_resources': name}
 
 
 def test_refuses_what_cannot_be_on_one_vm(run_dir):

@@ -5,7 +5,6 @@ tolerations, ...) is in a file of one's own, which is merged into the pods.
 """
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 import re
@@ -182,10 +181,7 @@ class _Run:
         self._topology, self._run_dir, self._options = topology, run_dir, options
         self._template = yaml.safe_load(_TEMPLATE.read_text(encoding='utf-8'))
         self._patch = _read_patch(options.pods.patch, self._template['requests'])
-        # Runs in folders of the same name, or in folders of other volumes, are different runs.
-        where = '\n'.join([str(run_dir.root), options.volume.claim, options.volume.sub_path])
-        digest = hashlib.sha256(where.encode()).hexdigest()[:6]
-        self.name = f'{places.label(f"tflearn-{run_dir.root.name}", 33)}-{digest}'
+        self.name = places.run_name(run_dir, options.volume.claim, options.volume.sub_path)
         self._of_all = {
             'run': self.name,
             'claim': options.volume.claim or f'{self.name}-run',

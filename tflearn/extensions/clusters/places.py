@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import hashlib
 import re
 import subprocess
 from collections.abc import Sequence
@@ -63,6 +64,17 @@ def _made(kind: type[Options], values: dict[str, Any]) -> Options:
 def label(text: str, most: int = 40) -> str:
     """Returns a DNS label, of which the names of Kubernetes and Google Cloud consist."""
     return re.sub(r'[^a-z0-9-]+', '-', text.lower())[:most].strip('-')
+
+
+def run_name(run_dir: RunDir, *where: str) -> str:
+    """Returns a DNS label for a run: the last part of its directory, and a digest.
+
+    Args:
+      run_dir: the run's directory; those of the same name in different folders are different runs.
+      where: what else tells runs apart, such as the volume that holds the directory.
+    """
+    digest = hashlib.sha256('\n'.join([str(run_dir.root), *where]).encode()).hexdigest()[:6]
+    return f'{label(f"tflearn-{run_dir.root.name}", 33)}-{digest}'
 
 
 _ANSWER_SECS = 60.0

@@ -84,11 +84,12 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: QueuedRes
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     write_atomically(run_dir.root / _STARTUP_FILE, _startup(on_vm, run_dir, package, options))
     places.output(_command(run_dir, options))
-    write_json(run_dir.submitted, {'queued_resources': _name(run_dir)})
-    where = shlex.join([_name(run_dir), *_where(options)])
+    name = places.run_name(run_dir)
+    write_json(run_dir.submitted, {'queued_resources': name})
+    where = shlex.join([name, *_where(options)])
     return '\n'.join(
         [
-            f'Asked for {options.accelerator_type}: the queued resource {_name(run_dir)}.',
+            f'Asked for {options.accelerator_type}: the queued resource {name}.',
             f'  see it        gcloud compute tpus queued-resources describe {where}',
             f'  the logs      {run_dir.logs}',
             f'  stop the run  gcloud compute tpus queued-resources delete {where} --force  (then the same command '
@@ -120,7 +121,7 @@ def _startup(topology: Topology, run_dir: RunDir, package: str, options: QueuedR
 
 
 def _command(run_dir: RunDir, options: QueuedResourcesOptions) -> list[str]:
-    name = _name(run_dir)
+    name = places.run_name(run_dir)
     return [
         *('gcloud', 'compute', 'tpus', 'queued-resources', 'create', name, f'--node-id={name}', *_where(options)),
         f'--accelerator-type={options.accelerator_type}',
@@ -132,7 +133,3 @@ def _command(run_dir: RunDir, options: QueuedResourcesOptions) -> list[str]:
 
 def _where(options: QueuedResourcesOptions) -> list[str]:
     return [f'--zone={options.zone}', *([f'--project={options.project}'] if options.project else [])]
-
-
-def _name(run_dir: RunDir) -> str:
-    return places.label(f'tflearn-{run_dir.root.name}')
