@@ -6,7 +6,7 @@ A simulated product asks tflearn-serve for one of 10 candidates of 2,000 items, 
 is known of its users comes to mean another taste, by 0.15 radians in each round (`recommender.turned`). After each
 round of 4,000 decisions tflearn loop joins, splits, trains, judges and promotes. Compared are the greedy policies that
 served, by their regret with the users of their round: with the gate; without it; and the policy of the first round,
-which was trained on random decisions. Each seed is kept, and not run again. `--kill` kills the server, the loop and
+which was trained on random decisions. What came of each is kept, and not run again. `--kill` kills the server, the loop and
 its programs at random moments, and compares the data sets with those that are made again from the same files.
 """
 
@@ -361,21 +361,21 @@ def main() -> None:
         given.seeds, given.rounds = 1, 3 if given.quick else given.rounds
     results = []
     for seed in range(given.first_seed, given.first_seed + given.seeds):
-        kept = given.output.absolute() / f'seed_{seed}.json'
-        if not kept.exists() or given.kill:
-            found: dict[str, list] = {}
-            for arm in ('gated',) if given.kill else ('gated', 'always'):
-                folder = kept.with_name(f'seed_{seed}_{arm}')
+        found: dict[str, list] = {}
+        for arm in ('gated',) if given.kill else ('gated', 'always'):
+            folder = given.output.absolute() / f'seed_{seed}_{arm}'
+            kept = folder.with_suffix('.json')
+            if not kept.exists() or given.kill:
                 shutil.rmtree(folder, ignore_errors=True)
                 its = run(folder, seed, given.held_out if arm == 'gated' else None, given)
-                found |= its if arm == 'gated' else {}
-                found[arm] = its['served']
                 shutil.rmtree(folder)
-            if given.kill:
-                print(f'{found["kills"][0]} kills; the data sets of all rounds are those of the same files again')
-                return
-            kept.write_text(json.dumps(found))
-        results.append(json.loads(kept.read_text()))
+                if given.kill:
+                    print(f'{its["kills"][0]} kills; the data sets of all rounds are those of the same files again')
+                    return
+                kept.write_text(json.dumps(its))
+            its = json.loads(kept.read_text())
+            found |= {**(its if arm == 'gated' else {}), arm: its['served']}
+        results.append(found)
     last = {name: [each[name][-1] for each in results] for name in NAMES}
     for name, values in last.items():
         print(f'{NAMES[name]:18} regret in the last round {statistics.mean(values):.4f}', *(f'{v:.4f}' for v in values))

@@ -220,10 +220,10 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
         outcome, reasons = 'worse', tuple(refuted)
     else:
         needed = _needed(claims, threshold)
-        exploration = _exploration(log, scaled) if needed else None
+        exploration = _exploration(scaled) if needed else None
         reasons = (_not_decided(scaled, needed, exploration),)
     candidate, incumbent = (
-        _value(log, scaled, ratios, weights)
+        _value(scaled, ratios, weights)
         for ratios, weights in zip((log.candidate, log.incumbent), scaled.weights, strict=True)
     )
     whole = difference.estimate(options.alpha)
@@ -241,7 +241,7 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
         needed=needed,
         exploration=exploration,
         reasons=reasons,
-        warnings=_warnings(log, scaled),
+        warnings=_warnings(scaled),
         costs={limit.name: _cost(log, *limited[limit.name], limit, threshold) for limit in options.limits},
     )
 
@@ -320,13 +320,14 @@ def _more(variables: Sequence[Variable], shift: float, threshold: float, num_uni
     return rest / growth * num_units
 
 
-def _exploration(log: LoggedEpisodes, scaled: ScaledLog) -> float | None:
+def _exploration(scaled: ScaledLog) -> float | None:
     """Returns the share of random actions that halves the mean square of the variable with the least spread."""
+    log = scaled.log
     if scaled.known is None or log.log_even is None or log.log_behaviour is None:
         return None
     variables = confidence_sequences.difference(*scaled.weights, scaled.rewards, scaled.discounts, scaled.known)
     least = min(variables, key=lambda each: float(each.values.std())).values
-    squares = (least * _shares(scaled)) ** 2
+    squares = (least * _shares(log)) ** 2
     odds = np.exp((log.log_even - log.log_behaviour)[:, 0])
     for share in np.linspace(0.01, 1.0, 100).tolist():
         # A log with the probabilities mu' has the mean of the squares times mu / mu'.
@@ -342,9 +343,9 @@ def _not_decided(scaled: ScaledLog, needed: int | None, exploration: float | Non
     return text if exploration is None else f'{text}, half as many with {exploration:.0%} more random ones'
 
 
-def _warnings(log: LoggedEpisodes, scaled: ScaledLog) -> tuple[str, ...]:
+def _warnings(scaled: ScaledLog) -> tuple[str, ...]:
+    log, untried = scaled.log, 0
     unknown = int(np.count_nonzero(np.isnan(scaled.rewards)))
-    untried = 0
     if log.log_behaviour is not None:
         # Without any draw the weight is the candidate's probability of what was done, and the rest was never tried.
         is_certain = log.is_step & (log.log_behaviour > -_CERTAIN)
@@ -361,10 +362,11 @@ def _warnings(log: LoggedEpisodes, scaled: ScaledLog) -> tuple[str, ...]:
     return tuple(f'{count} {text}' for count, text in found if count)
 
 
-def _value(log: LoggedEpisodes, scaled: ScaledLog, ratios: np.ndarray, weights: np.ndarray) -> Value:
+def _value(scaled: ScaledLog, ratios: np.ndarray, weights: np.ndarray) -> Value:
     """Returns the weighted per-decision estimate of a policy's value, and what it rests on."""
+    log = scaled.log
     episodes = Episodes(np.nan_to_num(log.rewards), ratios, scaled.options.gamma)
-    log_weights, shares = episodes.log_weights[:, -1], _shares(scaled)
+    log_weights, shares = episodes.log_weights[:, -1], _shares(log)
     alpha = scaled.options.alpha / 2
     lower_end = lambda variable: confidence_sequences.lower_bound([variable], alpha, 0.0, 1.0)  # noqa: E731
     return Value(
@@ -376,15 +378,15 @@ def _value(log: LoggedEpisodes, scaled: ScaledLog, ratios: np.ndarray, weights: 
     )
 
 
-def _shares(scaled: ScaledLog) -> np.ndarray:
-    return np.ones(len(scaled.rewards)) if scaled.shares is None else scaled.shares
+def _shares(log: LoggedEpisodes) -> np.ndarray:
+    return np.ones(len(log.rewards)) if log.shares is None else log.shares
 
 
 def _mean(rewards: np.ndarray, ratios: np.ndarray, scaled: ScaledLog) -> float:
     """Returns the weighted per-decision estimate, without what is unknown."""
     known = ~np.isnan(rewards).any(axis=1)
     episodes = Episodes(np.nan_to_num(rewards), ratios, scaled.options.gamma)
-    return float(estimators.weighted_per_decision(episodes)((known * _shares(scaled))[np.newaxis])[0])
+    return float(estimators.weighted_per_decision(episodes)((known * _shares(scaled.log))[np.newaxis])[0])
 
 
 def _interval(found: Estimate) -> str:

@@ -62,18 +62,14 @@ def judge(
     used = metadata.lineage(reader.directories)
     _check_unseen(candidate, policies[candidate], used)
     stated = data_evaluation.evidence(reader.directories)
-    longest = options.longest or stated.get('longest')
-    greatest = options.greatest_weight or stated.get('greatest_weight')
-    options = dataclasses.replace(
-        options, **data_evaluation.reward_range(options, stated), longest=longest, greatest_weight=greatest
-    )
-    limits = [_ranged(limit, stated) for limit in options.limits]
-    options = dataclasses.replace(options, limits=limits)
+    given = data_evaluation.reward_range(options, stated)
+    given |= {name: getattr(options, name) or stated.get(name) for name in ('longest', 'greatest_weight')}
+    options = dataclasses.replace(options, **given, limits=[_ranged(limit, stated) for limit in options.limits])
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
     others = acting[incumbent] if incumbent else None
     loggers = (data_evaluation.probabilities(loader.load(path), specs, served) for path in logged_by)
     costs = [limit.name for limit in options.limits]
-    log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs, greatest)
+    log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs, options.greatest_weight)
     verdict = gate.judge(log, options)
     if incumbent and _was_trained_on(policies[incumbent], used):
         warning = f'{incumbent} was trained on data that may be among these: its value is too good'

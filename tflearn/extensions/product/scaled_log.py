@@ -119,28 +119,24 @@ class ScaledLog:
     """A log whose rewards are scaled to [0, 1], and whose episodes have all H steps.
 
     Attributes:
+      log: as it was given.
       options: with a range and the longest episode.
-      is_single: whether an episode is one decision.
       is_below: whether a reward is below the range.
       outside: the number of rewards outside of it.
       rewards: [N, H]; NaN if unknown.
       weights: of the candidate and of the incumbent, the products up to each step, each [N, H].
       discounts: gamma^t, [H].
       known: see `LoggedEpisodes`; None if an episode has several decisions.
-      clusters: see `LoggedEpisodes`.
-      shares: see `LoggedEpisodes`.
     """
 
+    log: LoggedEpisodes
     options: GateOptions
-    is_single: bool
     is_below: bool
     outside: int
     rewards: np.ndarray
     weights: tuple[np.ndarray, np.ndarray]
     discounts: np.ndarray
     known: Support | None
-    clusters: np.ndarray | None
-    shares: np.ndarray | None
 
     @property
     def unit(self) -> float:
@@ -174,14 +170,14 @@ class ScaledLog:
     @property
     def name_of_units(self) -> str:
         """What the units are."""
-        if self.clusters is not None:
+        if self.log.clusters is not None:
             return 'clusters'
-        return 'decisions' if self.is_single else 'sessions'
+        return 'decisions' if self.log.rewards.shape[1] == 1 else 'sessions'
 
     def _by_unit(self, variable: Variable) -> Variable:
-        if self.clusters is not None:
-            return variable.mean_by(self.clusters)
-        return dataclasses.replace(variable, shares=self.shares)
+        if self.log.clusters is not None:
+            return variable.mean_by(self.log.clusters)
+        return dataclasses.replace(variable, shares=self.log.shares)
 
     def bounds(self, weights: np.ndarray, lower_end: Callable[[Variable], float]) -> tuple[float, float]:
         """Returns both ends for the value of the policy with these weights.
@@ -225,16 +221,14 @@ def scale(log: LoggedEpisodes, options: GateOptions) -> ScaledLog:
     least, most = min(low, float(np.float32(low))), max(high, float(np.float32(high)))
     below, above = inside & (rewards < least), inside & (rewards > most)
     return ScaledLog(
+        log,
         dataclasses.replace(options, longest=longest),
-        steps == 1,
         bool(below.any()),
         int(np.count_nonzero(below | above)),
         np.clip((rewards - low) / (high - low), 0.0, 1.0),
         (candidate, incumbent),
         discounts,
         log.known if len(discounts) == steps == 1 else None,
-        log.clusters,
-        log.shares,
     )
 
 
