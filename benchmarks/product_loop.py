@@ -4,9 +4,9 @@
 
 A simulated product asks tflearn-serve for one of 10 candidates of 2,000 items, by gRPC, and logs what came of it. What
 is known of its users comes to mean another taste, by 0.15 radians in each round (`recommender.turned`). After each
-round of 4,000 decisions tflearn loop joins, splits, trains, judges and promotes. Compared are the greedy policies that
+round of 20,000 decisions tflearn loop joins, splits, trains, judges and promotes. Compared are the greedy policies that
 served, by their regret with the users of their round: with the gate; without it; and the policy of the first round,
-which was trained on random decisions. What came of each is kept, and not run again. `--kill` kills the server, the loop and
+which was trained on random decisions. Each loop is kept, and not run again. `--kill` kills the server, the loop and
 its programs at random moments, and compares the data sets with those that are made again from the same files.
 """
 
