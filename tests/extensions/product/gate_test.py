@@ -94,6 +94,23 @@ def test_wrong_probabilities_refute_the_log(true):
     assert not verdict.passes and 'the logged probabilities are refuted' in verdict.text()
 
 
+@pytest.mark.parametrize('kept', [0.1, 0.15])
+def test_subsampled_logs_are_judged_and_wrong_weights_refute_them(kept):
+    """A tenth of what is no click is said to be kept; of the candidate's action it is more."""
+    log = clicks(0.9, num=40_000)
+    actions, rewards = log.actions[:, 0], log.rewards[:, 0]
+    stated = np.where(rewards > 0, 1.0, 0.1)
+    true = np.where((rewards == 0) & (actions == 1), kept, stated)
+    index = np.random.default_rng(1).random(len(true)) < true
+    known = confidence_sequences.Support(**{name: each[index] for name, each in vars(log.known).items()})
+    parts = 'rewards', 'is_step', 'candidate', 'incumbent', 'actions', 'log_behaviour', 'log_even'
+    some = {name: getattr(log, name)[index] for name in parts}
+    verdict = judge(dataclasses.replace(log, **some, known=known, shares=(0.1 / stated)[index]), OPTIONS)
+    assert verdict.passes == (kept == 0.1) != ('the logged probabilities are refuted' in verdict.text())
+    if verdict.passes:
+        assert verdict.difference.low < 0.16 < verdict.difference.high and abs(verdict.candidate.value - 0.38) < 0.03
+
+
 def test_what_was_never_tried_counts_as_the_worst():
     rng = np.random.default_rng(0)
     actions, logged = np.zeros(5_000, int), np.array([1.0, 0.0])
