@@ -52,7 +52,9 @@ import pytest
 cc = shutil.which('cc') or pytest.skip('there is no C compiler')
 subprocess.run([cc, '-Wall', '-Wextra', '-Werror', '-o', 'walk', 'walk.c'], check=True, timeout=60)
 """,
-    'python.md': 'from docs.library_example import agent, expert_data as dataset_fn',
+    'python.md#The Learner as a library': (
+        'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn'
+    ),
 }
 AFTER = {
     # One iteration of PPO's own experience: 8 environments with 128 steps each; the second does not become whole.
@@ -83,6 +85,8 @@ assert len([line for line in bridge.splitlines() if line.strip()]) <= 16, 'a cla
 assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
 assert (action, actions.tolist()) == (1, [1, 1])
 assert statistics.returns == (16.5,) * 50
+""",
+    'python.md#The Learner as a library': """
 assert result.loss > 0
 served = tf.saved_model.load('runs/classifier/model').signatures['serving_default']
 found = np.argmax(served(x=tf.constant(x[512:]))['y'], axis=1)
@@ -199,9 +203,20 @@ def test_every_block_has_a_language():
         assert not re.search(r'^\n {4,}\S', re.sub(r'(?ms)^```.*?^```$', '', docs_blocks.text_of(page)), re.M), page
 
 
+def _blocks_of(name: str) -> list[docs_blocks.Block]:
+    """Returns the blocks of a page without those of the part that is a program of its own; of PAGE#PART these alone."""
+    page, _, part = name.partition('#')
+    blocks = [block for block in BLOCKS if block.page.name == page]
+    parts = [other.partition('#')[2] for other in AFTER if other.startswith(f'{page}#')]
+    for heading in parts:
+        begin = docs_blocks.text_of(DOCS / page).partition(f'\n## {heading}\n')[0].count('\n')
+        blocks = [block for block in blocks if (block.line > begin) == bool(part)]
+    return blocks
+
+
 def _execute(name: str, **given) -> None:
     """Executes the Python of a page, one block after the other, as one program in the working directory."""
-    blocks = [block for block in BLOCKS if block.page.name == name]
+    blocks = _blocks_of(name)
     for block in blocks:
         if block.file_name:
             pathlib.Path(block.file_name).write_text(block.text, encoding='utf-8')
@@ -279,7 +294,7 @@ def test_no_page_is_left_out():
     # extensions/games/turn_game_test.py, docs_programs_test.py
     elsewhere = {'several-agents.md', 'your-logs.md'}
     found = {block.page.name for block in docs_blocks.of('python') if block.page.parent != ALGORITHMS}
-    assert found == elsewhere | set(AFTER)
+    assert found == elsewhere | {name.partition('#')[0] for name in AFTER}
 
 
 def test_the_library_example(tmp_path, capsys):
