@@ -99,8 +99,9 @@ class MinibatchSource(OfSamples):
         self.has_rounds = source.has_rounds
         self._replicas, self._seed, self._of_sequences = layout.replicas // layout.workers, seed, of_sequences
         self._agreement = workers.Agreement(strategy)
-        prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
-        columns = prepared.structured_outputs
+        # Traced once, for what it returns and for each iteration.
+        self._prepared = tf.function(self._next_samples, autograph=False).get_concrete_function()
+        columns = self._prepared.structured_outputs
         weights = columns[1]
         num_samples = weights.shape[0]
         most = max(1, iteration.minibatch_steps // weights.shape[1]) if of_sequences else iteration.minibatch_steps
@@ -199,7 +200,7 @@ class MinibatchSource(OfSamples):
         self._set(samples, order)
         return tf.constant(True)
 
-    def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    def _next_samples(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns samples, weights and policy versions of the source's next batch: the columns, of all replicas."""
         data, info = self.source.batch(self.source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
         samples, weights = prepared(self._strategy, self._prepare, data)
