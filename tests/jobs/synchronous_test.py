@@ -271,21 +271,6 @@ def train(root, agent='ppo', **arguments):
     return run_synchronously(root, **{**given, 'num_train_steps': 24, 'seed': 3, **arguments})
 
 
-# Every iteration is summarized, and more; iterations have 4 train steps.
-OFTEN = {
-    'unit': 'iterations',
-    'checkpoint_interval_steps': 3,
-    'export_interval_steps': 2,
-    'summary_interval_steps': 1,
-}
-
-
-@pytest.fixture(scope='module')
-def of_ppo(tmp_path_factory):
-    """The directory of a run that has ended."""
-    return train(tmp_path_factory.mktemp('ppo'), **OFTEN)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('agent', [*AGENTS][1:])
 def test_the_same_seed_gives_the_same_weights_and_metrics(tmp_path, agent):
@@ -293,19 +278,22 @@ def test_the_same_seed_gives_the_same_weights_and_metrics(tmp_path, agent):
 
 
 @lanes.classic
-def test_collects_what_an_iteration_needs_and_no_more(of_ppo):
-    # 24 train steps are 6 iterations, each of 2 epochs of 2 minibatches.
-    assert 0 <= 6 * 16 + 2 - read_json(of_ppo.train_result)['env_steps'] < 6 * 4
-
-
-@lanes.classic
-def test_intervals_count_iterations(of_ppo):
-    assert {int(path.name) for path in of_ppo.greedy_policy.iterdir() if path.name.isdigit()} == {0, 8, 16, 24}
-    assert {path.stem for path in of_ppo.checkpoints.glob('*.index')} == {'ckpt-12', 'ckpt-24'}
-    by_iteration = written_summaries.scalars(of_ppo.summaries('iterations'))['iterations/loss']
-    by_train_step = written_summaries.scalars(of_ppo.summaries('train'))['train/loss']
-    assert by_iteration == {step // 4: loss for step, loss in by_train_step.items()}
-    assert list(by_iteration) == [1, 2, 3, 4, 5, 6]
+def test_intervals_count_iterations_which_drop_items_of_an_older_policy(tmp_path):
+    """With 4 environments an iteration of 3 items leaves one, whose policy is one version old."""
+    queue = dataclasses.replace(ITERATION.replay, max_policy_lag=0)
+    experience = dataclasses.replace(ITERATION, replay=queue, batch=BatchItems(3))
+    often = {'checkpoint_interval_steps': 3, 'export_interval_steps': 2, 'summary_interval_steps': 1}
+    run_dir = train(tmp_path, experience=experience, num_environments=4, unit='iterations', **often)
+    status = read_json(run_dir.status('train'))
+    assert status['stale_sequences'] > 0
+    assert status['greatest_policy_lag'] == 0
+    # Four iterations, each of 2 epochs of 3 minibatches; the end saves and exports too.
+    assert {int(path.name) for path in run_dir.greedy_policy.iterdir() if path.name.isdigit()} == {0, 12, 24}
+    assert {path.stem for path in run_dir.checkpoints.glob('*.index')} == {'ckpt-18', 'ckpt-24'}
+    by_iteration = written_summaries.scalars(run_dir.summaries('iterations'))['iterations/loss']
+    by_train_step = written_summaries.scalars(run_dir.summaries('train'))['train/loss']
+    assert by_iteration == {step // 6: loss for step, loss in by_train_step.items()}
+    assert list(by_iteration) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -323,16 +311,6 @@ def test_rejects_iterations_that_there_are_not(tmp_path, given, message):
 def test_counts_a_version_for_each_batch(tmp_path):
     version = load_policy(train(tmp_path, 'appo').root).metadata['policy_version']
     assert 0 < version < 24, 'each is trained on three times'
-
-
-@lanes.classic
-def test_drops_items_of_an_older_policy(tmp_path):
-    """With 4 environments an iteration of 3 items leaves one, whose policy is one version old."""
-    queue = dataclasses.replace(ITERATION.replay, max_policy_lag=0)
-    experience = dataclasses.replace(ITERATION, replay=queue, batch=BatchItems(3))
-    status = read_json(train(tmp_path, experience=experience, num_environments=4).status('train'))
-    assert status['stale_sequences'] > 0
-    assert status['greatest_policy_lag'] == 0
 
 
 # TD3 through the jobs: collected and trained alternately, and with behavioural cloning from files.

@@ -95,15 +95,64 @@ def train(root, data, num_steps=60, **settings):
 WORDS = {'action': ['cup', 'pot'], 'observation.country': ['de', 'fr']}
 
 
+class Interrupted(Exception):
+    """Ends a run in the middle, with no more than what it has saved."""
+
+
+def batches_of(root, data, interrupt_at=None, summary_interval_steps=None, **settings):
+    """Trains on two logs. Returns the train step that it began with, and what identifies each batch from there on."""
+    hashes = []
+
+    def after_step(batch, loss_info):
+        leaves = tf.nest.flatten(batch[0])
+        add = lambda *columns: hashes.append(zlib.crc32(b''.join(column.tobytes() for column in columns)))  # noqa: E731
+        tf.numpy_function(add, leaves, [])
+
+    def interrupting(before, after):
+        if interrupt_at is not None and after >= interrupt_at:
+            raise Interrupted
+
+    restored = checkpoints_of(root)
+    options = LearnerOptions(
+        20,
+        SummaryOptions(summary_interval_steps),
+        loop=LoopOptions(after_step=after_step),
+        make_triggers=lambda _: [interrupting],
+    )
+    dataset = Dataset([str(data / 'log_0'), str(data / 'log_1')], weights=(3, 1))
+    with contextlib.suppress(Interrupted):
+        train(root, data, learner_options=options, dataset=dataset, **settings)
+    return restored, hashes
+
+
+def checkpoints_of(root):
+    """The newest train step that a run would be restored from; 0 if there is none."""
+    steps = [int(path.name.removeprefix('ckpt-').removesuffix('.index')) for path in root.rglob('ckpt-*.index')]
+    return max(steps, default=0)
+
+
+def write_logs(folder):
+    """Writes two data sets with vocabularies, 'log_0' and 'log_1'."""
+    for i in range(2):
+        data_sets.write(folder / f'log_{i}', 60, seed=i)
+        write_json(folder / f'log_{i}' / 'vocabularies.json', WORDS)
+        columns.write_metadata(folder / f'log_{i}', {'missing': {'observation.age': -1.0}})
+    return folder
+
+
+STREAM = Reading('stream', window_steps=20)
+
+
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    """The directory of a run on data with vocabularies, which has ended."""
-    folder = tmp_path_factory.mktemp('trained')
-    data_sets.write(folder / 'log', 60)
-    write_json(folder / 'log' / 'vocabularies.json', WORDS)
-    columns.write_metadata(folder / 'log', {'missing': {'observation.age': -1.0}})
-    summarized = LearnerOptions(checkpoint_interval_steps=20, summaries=SummaryOptions(20))
-    return train(folder / 'run', folder / 'log', learner_options=summarized)
+def batches(tmp_path_factory):
+    """The folder of an undisturbed run on two logs, which has ended, and its batches."""
+    folder = write_logs(tmp_path_factory.mktemp('trained'))
+    return folder, batches_of(folder / 'run', folder, summary_interval_steps=20, reading=STREAM)[1]
+
+
+@pytest.fixture
+def trained(batches):
+    return RunDir(batches[0] / 'run')
 
 
 def test_a_run_trains_and_exports(trained):
@@ -125,70 +174,31 @@ def test_what_the_data_say_goes_with_the_policy_and_with_what_begins_with_it(tra
     assert found['vocabularies'] == {**WORDS, 'action': ['cup', 'pot', 'lid']}
     assert found['missing'] == {'observation.age': -1.0}
     first = external.load(trained.policy('greedy_policy')).metadata['trained_on']
-    assert [each['path'] for each in found['trained_on']] == [str(tmp_path / 'decisions'), first[0]['path']]
-
-
-class Interrupted(Exception):
-    """Ends a run in the middle, with no more than what it has saved."""
-
-
-def batches_of(root, data, interrupt_at=None, **settings):
-    """Runs the job. Returns the train step that it began with, and what identifies each batch from there on."""
-    hashes = []
-
-    def after_step(batch, loss_info):
-        leaves = tf.nest.flatten(batch[0])
-        add = lambda *columns: hashes.append(zlib.crc32(b''.join(column.tobytes() for column in columns)))  # noqa: E731
-        tf.numpy_function(add, leaves, [])
-
-    restored = checkpoints_of(root)
-    options = LearnerOptions(
-        20,
-        SummaryOptions(None),
-        loop=LoopOptions(after_step=after_step),
-        make_triggers=lambda _: [interrupting],
-    )
-
-    def interrupting(before, after):
-        if interrupt_at is not None and after >= interrupt_at:
-            raise Interrupted
-
-    with contextlib.suppress(Interrupted):
-        train(root, data, learner_options=options, **settings)
-    return restored, hashes
-
-
-def checkpoints_of(root):
-    """The newest train step that a run would be restored from; 0 if there is none."""
-    steps = [int(path.name.removeprefix('ckpt-').removesuffix('.index')) for path in root.rglob('ckpt-*.index')]
-    return max(steps, default=0)
+    paths = [str(tmp_path / 'decisions'), *(each['path'] for each in first)]
+    assert [each['path'] for each in found['trained_on']] == paths
 
 
 @lanes.classic
-@pytest.mark.parametrize(
-    'reading',
-    [pytest.param(Reading(), marks=pytest.mark.slow), Reading('stream', window_steps=20)],
-    ids=lambda it: it.storage,
-)
-def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading):
-    for i in range(2):
-        data_sets.write(tmp_path / f'data_{i}', 60, seed=i)
-    settings = {
-        'reading': reading,
-        'num_steps': 120,
-        'intervals': Intervals(export_interval_steps=1000),
-        'dataset': Dataset([str(tmp_path / 'data_0'), str(tmp_path / 'data_1')], weights=(3, 1)),
-    }
-    begun, undisturbed = batches_of(tmp_path / 'a', None, **settings)
-    assert begun == 0 and len(undisturbed) == 120
-    assert len(set(undisturbed)) > 100
-    settings['initial'] = Initial()  # the checkpoint has the seed
-    begun, first = batches_of(tmp_path / 'b', None, 70, **{**settings, 'initial': Initial(seed=3)})
-    assert first == undisturbed[: len(first)] and 70 <= len(first) < 120
-    begun, rest = batches_of(tmp_path / 'b', None, **settings)
-    assert 0 < begun < 120
+def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(batches, tmp_path):
+    compare_resumed(*batches, tmp_path, STREAM)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_from_memory_has_the_batches_of_an_undisturbed_one(tmp_path):
+    data = write_logs(tmp_path)
+    compare_resumed(data, batches_of(tmp_path / 'run', data, reading=Reading())[1], tmp_path, Reading())
+
+
+def compare_resumed(data, undisturbed, folder, reading):
+    assert len(undisturbed) == 60 and len(set(undisturbed)) > 50
+    given = {'reading': reading, 'intervals': Intervals(export_interval_steps=1000)}
+    begun, first = batches_of(folder / 'parts', data, 35, **given)
+    assert begun == 0 and first == undisturbed[: len(first)] and 35 <= len(first) < 60
+    # The checkpoint has the seed.
+    begun, rest = batches_of(folder / 'parts', data, **given, initial=Initial())
+    assert 0 < begun < 60
     assert rest == undisturbed[begun:]
-    assert read_json(RunDir(tmp_path / 'b').train_result)['train_step'] == 120
+    assert read_json(RunDir(folder / 'parts').train_result)['train_step'] == 60
 
 
 @lanes.classic
