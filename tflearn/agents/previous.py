@@ -22,8 +22,8 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.parts import Problem
-from tflearn.core.action_mask import ActionMask
-from tflearn.core.agent_data import WrappedAgent
+from tflearn.core.action_mask import ActionMask, mask_of
+from tflearn.core.agent_data import WrappedAgent, WrappingPolicy
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import Agent, EnvironmentSpecs, integer_bounds
 from tflearn.networks import encoder, recurrent
@@ -109,7 +109,7 @@ def _like(is_first: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.reshape(is_first, tf.concat([tf.shape(is_first), [1] * missing], axis=0)) if missing else is_first
 
 
-class PreviousPolicy(tf_policy.TFPolicy):
+class PreviousPolicy(WrappingPolicy, tf_policy.TFPolicy):
     """Adds the previous action and reward to observations, then asks another policy.
 
     Its state is `policy`, that of the other one, and `previous_action`. Of `distribution` the next
@@ -126,7 +126,7 @@ class PreviousPolicy(tf_policy.TFPolicy):
           previous: adds them.
           stores: whether the policy info has what was seen.
         """
-        mask, info_spec = policy.observation_and_action_constraint_splitter, policy.info_spec
+        mask, info_spec = mask_of(policy), policy.info_spec
         super().__init__(
             previous.specs.time_step,
             policy.action_spec,
@@ -134,24 +134,11 @@ class PreviousPolicy(tf_policy.TFPolicy):
             info_spec={**(info_spec or {}), PREVIOUS: previous.inputs} if stores else info_spec,
             clip=False,
             emit_log_probability=policy.emit_log_probability,
-            observation_and_action_constraint_splitter=(
-                ActionMask(previous.specs, mask.path) if isinstance(mask, ActionMask) else None
-            ),
+            observation_and_action_constraint_splitter=mask and ActionMask(previous.specs, mask.path),
             name=policy.name,
         )
         self.takes_reward = REWARD in previous.inputs
-        # In a function, since TensorFlow would wrap lists and dictionaries in attributes.
-        self._parts = lambda: (previous, stores)
-        self._wrapped_policy = policy
-
-    @property
-    def wrapped_policy(self) -> tf_policy.TFPolicy:
-        """The policy that sees the previous step."""
-        return self._wrapped_policy
-
-    def with_wrapped(self, policy: tf_policy.TFPolicy) -> 'PreviousPolicy':
-        """Returns a policy that asks `policy`."""
-        return PreviousPolicy(policy, *self._parts())
+        self._wrap(policy, previous, stores)
 
     def _get_initial_state(self, batch_size: types.Int) -> Any:
         state = self._wrapped_policy.get_initial_state(batch_size)

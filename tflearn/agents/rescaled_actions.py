@@ -28,7 +28,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.actor_value import DIST_PARAMS
-from tflearn.core.agent_data import WrappedAgent
+from tflearn.core.agent_data import WrappedAgent, WrappingPolicy
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import Agent, EnvironmentSpecs, integer_bounds
 
@@ -168,7 +168,7 @@ class RescaledAgent(WrappedAgent):
         return experience._replace(action=action, policy_info=info), None
 
 
-class RescaledPolicy(tf_policy.TFPolicy):
+class RescaledPolicy(WrappingPolicy, tf_policy.TFPolicy):
     """A policy that returns the actions of another one in the environment's unit."""
 
     def __init__(self, policy: tf_policy.TFPolicy, rescaling: ActionRescaling):
@@ -186,31 +186,21 @@ class RescaledPolicy(tf_policy.TFPolicy):
             observation_and_action_constraint_splitter=policy.observation_and_action_constraint_splitter,
             name=policy.name,
         )
-        self._wrapped_policy = policy
-        self._rescaling = lambda: rescaling
-
-    @property
-    def wrapped_policy(self) -> tf_policy.TFPolicy:
-        """The policy whose actions are in [-1, 1]."""
-        return self._wrapped_policy
-
-    def with_wrapped(self, policy: tf_policy.TFPolicy) -> 'RescaledPolicy':
-        """Returns a policy that converts the actions of `policy`."""
-        return RescaledPolicy(policy, self._rescaling())
+        self._wrap(policy, rescaling)
 
     def _get_initial_state(self, batch_size: types.Int) -> Any:
         return self._wrapped_policy.get_initial_state(batch_size)
 
     def _action(self, time_step: ts.TimeStep, policy_state: Any, seed: Any) -> policy_step.PolicyStep:
-        step, rescaling = self._wrapped_policy.action(time_step, policy_state, seed), self._rescaling()
+        step, (rescaling,) = self._wrapped_policy.action(time_step, policy_state, seed), self._parts()
         return self._converted(step, rescaling.to_environment(step.action))
 
     def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        step, rescaling = self._wrapped_policy.distribution(time_step, policy_state), self._rescaling()
+        step, (rescaling,) = self._wrapped_policy.distribution(time_step, policy_state), self._parts()
         return self._converted(step, rescaling.distribution(step.action))
 
     def _converted(self, step: policy_step.PolicyStep, action: Any) -> policy_step.PolicyStep:
-        return step._replace(action=action, info=self._rescaling().info_to_environment(step.info))
+        return step._replace(action=action, info=self._parts()[0].info_to_environment(step.info))
 
 
 class _Unchanged:

@@ -354,3 +354,22 @@ class WrappedAgent(tf.Module):
         self._agent.demonstrate(  # type: ignore[attr-defined]
             tf.nest.map_structure(lambda column: column[0], converted), share
         )
+
+
+class WrappingPolicy:
+    """What policies have in common that change the steps of another one; a base class before `TFPolicy`."""
+
+    def _wrap(self, policy: Any, *parts: Any) -> None:
+        """Keeps the other policy, and what the constructor takes after it."""
+        self._wrapped_policy = policy
+        # In a function, since TensorFlow would wrap lists and dictionaries in attributes.
+        self._parts = lambda: parts
+
+    @property
+    def wrapped_policy(self) -> Any:
+        """The other policy."""
+        return self._wrapped_policy
+
+    def with_wrapped(self, policy: Any) -> Any:
+        """Returns a policy that changes the steps of `policy` in the same way."""
+        return type(self)(policy, *self._parts())  # type: ignore[call-arg]

@@ -18,7 +18,7 @@ from tf_agents.typing import types
 
 from tflearn.core import histograms
 from tflearn.core.action_mask import ActionMask, mask_of
-from tflearn.core.agent_data import WrappedAgent
+from tflearn.core.agent_data import WrappedAgent, WrappingPolicy
 from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.experience import Experience, Slicing
 from tflearn.core.types import Agent, AgentFactory, EnvironmentSpecs, check_agent, check_agent_factory
@@ -127,7 +127,7 @@ class TransformedAgent(WrappedAgent):
         super()._demonstrate(episodes, share)
 
 
-class TransformedPolicy(tf_policy.TFPolicy):
+class TransformedPolicy(WrappingPolicy, tf_policy.TFPolicy):
     """Transforms time steps, then asks another policy.
 
     If a transform keeps something between two steps, such as the newest frames, the policy state is
@@ -141,7 +141,7 @@ class TransformedPolicy(tf_policy.TFPolicy):
           specs: the environment's specs.
           pipeline: the transforms, made for `specs`.
         """
-        mask = policy.observation_and_action_constraint_splitter
+        mask = mask_of(policy)
         state_spec = policy.policy_state_spec
         if pipeline.state_spec:
             state_spec = {'transforms': pipeline.state_spec, 'policy': state_spec}
@@ -152,24 +152,11 @@ class TransformedPolicy(tf_policy.TFPolicy):
             info_spec=policy.info_spec,
             clip=False,
             emit_log_probability=policy.emit_log_probability,
-            observation_and_action_constraint_splitter=(
-                ActionMask(specs, mask.path) if isinstance(mask, ActionMask) else None
-            ),
+            observation_and_action_constraint_splitter=mask and ActionMask(specs, mask.path),
             name=policy.name,
         )
-        # In a function, since TensorFlow would wrap lists and dictionaries in attributes.
-        self._parts = lambda: (specs, pipeline)
-        self._wrapped_policy = policy
+        self._wrap(policy, specs, pipeline)
         self._transforms_variables = pipeline.variables  # an attribute, so that it is one of `variables()`
-
-    @property
-    def wrapped_policy(self) -> tf_policy.TFPolicy:
-        """The policy that acts on transformed observations."""
-        return self._wrapped_policy
-
-    def with_wrapped(self, policy: tf_policy.TFPolicy) -> 'TransformedPolicy':
-        """Returns a policy with the same transforms that asks `policy`."""
-        return TransformedPolicy(policy, *self._parts())
 
     def _get_initial_state(self, batch_size: types.Int) -> Any:
         state = self._wrapped_policy.get_initial_state(batch_size)
