@@ -1,4 +1,5 @@
-"""tflearn: a learner system for TensorFlow agents, fed by datasets. Installed by the distribution tflearn-agents.
+"""tflearn: a learner system for TensorFlow agents, fed by datasets.
+Installed by the distribution tflearn-agents.
 
 The public names are those of `__init__.pyi`. They are loaded on first use: `import tflearn` loads
 no TensorFlow.
@@ -25,7 +26,8 @@ _HOMES = {
     for alias in node.names
 }
 __all__ = sorted(_HOMES)
-_is_used = False  # whether a name was loaded, and TensorFlow has printed what it prints at its first use
+# Whether a name was loaded, and TensorFlow has printed what it prints at its first use.
+_is_used = False
 
 
 def __getattr__(name: str) -> Any:
@@ -47,7 +49,9 @@ def __dir__() -> list[str]:
 
 
 def _warn_of_namesake() -> None:
-    """Warns if the other distribution that is imported as `tflearn` is installed too: both write to one folder."""
+    """Warns if the other distribution that is imported as `tflearn` is installed too:
+    both write to one folder.
+    """
     try:
         other = metadata.distribution('tflearn')
     except metadata.PackageNotFoundError:
@@ -62,7 +66,8 @@ def _warn_of_namesake() -> None:
 
 
 def _use_keras_2() -> None:
-    """Makes `tf.keras` Keras 2, as TF-Agents needs: TensorFlow 2.16 and later read this variable when imported.
+    """Makes `tf.keras` Keras 2, as TF-Agents needs:
+    TensorFlow 2.16 and later read this variable when imported.
 
     Raises:
       ImportError: if it is Keras 3 already, or shall be.
@@ -78,7 +83,8 @@ def _use_keras_2() -> None:
 
 
 def _use_no_tpu_metadata(root: pathlib.Path = pathlib.Path('/')) -> None:
-    """Makes TensorFlow for TPUs ask no metadata server where there is no TPU: its import would wait for minutes.
+    """Makes TensorFlow for TPUs ask no metadata server where there is no TPU:
+    its import would wait for minutes.
 
     libtpu reads this variable when it is loaded. A TPU is a PCI device of Google, which a container
     may only see as a device file.

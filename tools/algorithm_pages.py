@@ -1,4 +1,5 @@
-"""The site's pages of algorithms: what is written in docs/, and what modules, examples, runs and results add to it.
+"""The site's pages of algorithms: what is written in docs/, and what modules, examples,
+runs and results add to it.
 
 A page is about a family of algorithms, and each has a section there, of which the title, the advice when to take it and
 the example from Python are written by hand, as is what stands above the overview's table; all else is added when the

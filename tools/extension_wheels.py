@@ -1,4 +1,5 @@
-"""Each extension alone: its tests by the built wheel with its extra, in an environment that has nothing else.
+"""Each extension alone: its tests by the built wheel with its extra,
+in an environment that has nothing else.
 
     python -m tools.extension_wheels [EXTENSION ...]
 
@@ -51,7 +52,9 @@ def build_wheel(place: pathlib.Path) -> pathlib.Path:
 
 
 def make_core(environment: pathlib.Path, wheel: pathlib.Path) -> pathlib.Path:
-    """Returns an environment of what the wheel needs without extras, and its tests; the wheel itself is not in it."""
+    """Returns an environment of what the wheel needs without extras, and its tests;
+    the wheel itself is not in it.
+    """
     subprocess.run([sys.executable, '-m', 'venv', environment], check=True)
     python = environment / 'bin' / 'python'
     _pip(python, 'install', '--quiet', '--constraint', LOCK, *_BUILDERS)

@@ -1,4 +1,5 @@
-"""Makes the pictures of what runs look like, in docs/images, by the checkout's own programs and a browser.
+"""Makes the pictures of what runs look like, in docs/images,
+by the checkout's own programs and a browser.
 
     python -m tools.screenshots runs/default runs/small [--chromium=FILE]
 
@@ -51,7 +52,9 @@ def main() -> None:
 
 
 def live_view() -> str:
-    """Returns the live view of a run as a notebook shows it, which is that of a terminal, in HTML."""
+    """Returns the live view of a run as a notebook shows it, which is that of a terminal,
+    in HTML.
+    """
     shown: list[Any] = []
     show, display.display = display.display, lambda data, **_: shown.append(data['text/html'])
     try:

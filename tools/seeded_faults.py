@@ -47,7 +47,8 @@ MODULES = {
     'control.py': ('coordinator',),
     'estimators.py': ('data', 'extensions/product'),
 }
-CONFORMANCE = ('tests/runs/conformance_test.py', 'tests/conformance_test.py')  # where a commit has it
+# Where a commit has it.
+CONFORMANCE = ('tests/runs/conformance_test.py', 'tests/conformance_test.py')
 SEED = 1
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 OPERATORS = {
@@ -88,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_list(number: int, out: pathlib.Path) -> int:
-    """Draws faults from each module in equal shares, and writes them; prints how many each module has."""
+    """Draws faults from each module in equal shares, and writes them;
+    prints how many each module has.
+    """
     draw = random.Random(SEED)
     shares = {name: draw.sample(each, len(each)) for name in MODULES if (each := list(faults_of(name)))}
     chosen: list[dict[str, Any]] = []
@@ -102,7 +105,9 @@ def write_list(number: int, out: pathlib.Path) -> int:
 
 
 def faults_of(module: str) -> Iterator[dict[str, Any]]:
-    """Yields the faults of a module that are unambiguous: whose statement stands once in its function."""
+    """Yields the faults of a module that are unambiguous:
+    whose statement stands once in its function.
+    """
     tree = ast.parse(path_of(pathlib.Path('.'), module).read_text(encoding='utf-8'))
     for name, function in functions(tree):
         statements = list(own_statements(function))
@@ -134,7 +139,9 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def own_statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
-    """Yields the simple statements, and the heads of compound ones with their bodies, but no messages."""
+    """Yields the simple statements, and the heads of compound ones with their bodies,
+    but no messages.
+    """
     for node in ast.walk(function):
         is_text = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call)
         if not isinstance(node, ast.stmt) or isinstance(node, MESSAGES) or is_text:
@@ -184,7 +191,9 @@ def replacements(node: ast.AST) -> Iterator[Any]:
 
 
 def seed_fault(root: pathlib.Path, fault: dict[str, Any]) -> tuple[pathlib.Path, str] | None:
-    """Returns the file and its text with the fault; None where the checkout has no such statement."""
+    """Returns the file and its text with the fault;
+    None where the checkout has no such statement.
+    """
     path = path_of(root, fault['module'])
     source = path.read_text(encoding='utf-8')
     lines = source.splitlines(keepends=True)
@@ -314,7 +323,9 @@ def _wait(process: subprocess.Popen[str], secs: float) -> None:
 
 
 def _cpu_secs(pid: int) -> float:
-    """Returns the CPU seconds of a process and of its children that have ended; 0 when it is gone."""
+    """Returns the CPU seconds of a process and of its children that have ended;
+    0 when it is gone.
+    """
     try:
         fields = pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
     except OSError:
@@ -323,7 +334,9 @@ def _cpu_secs(pid: int) -> float:
 
 
 def compare(before: pathlib.Path, after: pathlib.Path) -> int:
-    """Prints a table of what two commits find; returns 1 if the second finds fewer of those that both have."""
+    """Prints a table of what two commits find;
+    returns 1 if the second finds fewer of those that both have.
+    """
     results = [{json.dumps(line['fault']): line for line in _lines(path)} for path in (before, after)]
     both = [
         key

@@ -1,4 +1,6 @@
-"""A hook of MkDocs: the pages that are made from the source when the site is built, and the link to the repository."""
+"""A hook of MkDocs: the pages that are made from the source when the site is built,
+and the link to the repository.
+"""
 
 import pathlib
 import sys
@@ -7,7 +9,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # MkDocs runs hooks outside of the checkout.
+# MkDocs runs hooks outside of the checkout.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from tools import algorithm_pages, api_page, packages_page, settings_page
 

@@ -1,4 +1,6 @@
-"""Actor: steps a batched environment with a policy, as one compiled program, and passes trajectories to observers."""
+"""Actor: steps a batched environment with a policy, as one compiled program,
+and passes trajectories to observers.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +26,8 @@ _MANY_CALLS = 10_000  # about a second
 
 
 def with_policy_state(info: Any, state: Any) -> dict[str, Any]:
-    """Returns a policy's info, `()` or a dictionary, with its state added: nests of arrays, or of specs.
+    """Returns a policy's info, `()` or a dictionary, with its state added:
+    nests of arrays, or of specs.
 
     So training can start in the middle of an episode (Kapturowski et al. 2019, "Recurrent
     Experience Replay in Distributed Reinforcement Learning", ICLR, section 3). It is the state
@@ -72,7 +75,8 @@ def state_before_step(step_type: np.ndarray, state: Any, initial: Any) -> Any:
 
 
 class CompiledPolicy:
-    """A TF-Agents policy for batches of one size, traced once. Each call reads the policy's current variables.
+    """A TF-Agents policy for batches of one size, traced once.
+    Each call reads the policy's current variables.
 
     `TFPolicy.action` resets the policy state where a time step is FIRST.
 
@@ -103,7 +107,8 @@ class CompiledPolicy:
         parts = [tf.nest.map_structure(lambda _: None, part) for part in structure]
         self._packers = [_packer(part) for part in parts]
         self._are_states = [k == 1 for k, part in enumerate(parts) for _ in tf.nest.flatten(part)]
-        self._name, self._captures = self._program.name, self._program.captured_inputs  # constant, but slow to look up
+        # Constant, but slow to look up.
+        self._name, self._captures = self._program.name, self._program.captured_inputs
         self._output_dtypes = [output.dtype for output in self._program.outputs]
         # Inputs that the program never reads (usually rewards) are not converted at each call.
         leaves = tf.nest.flatten(inputs[0])
@@ -125,7 +130,9 @@ class CompiledPolicy:
         return self._policy.get_initial_state(batch_size)
 
     def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
-        """Returns (action, policy state): nests of numpy arrays [B, ...], and of tensors for the next call."""
+        """Returns (action, policy state): nests of numpy arrays [B, ...],
+        and of tensors for the next call.
+        """
         step = self.step(time_step, policy_state)
         return step.action, step.state
 
@@ -166,7 +173,9 @@ class CompiledPolicy:
 
 
 def _packer(structure: Any) -> Callable[[Iterator[Any]], Any]:
-    """Returns a function that takes a nest's leaves, in the order of `tf.nest`, whose own takes 20 us a call."""
+    """Returns a function that takes a nest's leaves, in the order of `tf.nest`,
+    whose own takes 20 us a call.
+    """
     if isinstance(structure, Mapping):
         parts = {key: _packer(structure[key]) for key in sorted(structure)}
         return lambda leaves: {key: pack(leaves) for key, pack in parts.items()}
@@ -244,7 +253,9 @@ class Actor(Resumable):
         return {**super().content(), 'states': state, 'num_calls': getattr(self._policy, 'num_calls', 0)}
 
     def set_content(self, content: Mapping[str, Any]) -> None:
-        """See `Resumable`; the policy acts as often as it had, so that it goes on with the same random numbers."""
+        """See `Resumable`; the policy acts as often as it had,
+        so that it goes on with the same random numbers.
+        """
         super().set_content(content)
         if self._time_step is None:
             return

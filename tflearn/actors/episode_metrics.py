@@ -1,4 +1,6 @@
-"""EpisodeMetrics: returns and lengths of the episodes of a batch of environments. Needs no TensorFlow."""
+"""EpisodeMetrics: returns and lengths of the episodes of a batch of environments.
+Needs no TensorFlow.
+"""
 
 import collections
 import time
@@ -9,11 +11,14 @@ import numpy as np
 
 from tflearn.core.resumable import Resumable
 
-EXECUTED_ACTION, IDLE = 'executed_action', 'idle'  # see `types.BatchedEnvironment.info`; they are no metrics
+# See `types.BatchedEnvironment.info`; they are no metrics.
+EXECUTED_ACTION, IDLE = 'executed_action', 'idle'
 
 
 class InfoMetrics:
-    """The mean and the last value of each number in every environment's current episode. NaN is a missing value."""
+    """The mean and the last value of each number in every environment's current episode.
+    NaN is a missing value.
+    """
 
     def __init__(self, num_environments: int):
         """Starts without numbers."""
@@ -45,7 +50,9 @@ class InfoMetrics:
             self._sums[:, first], self._counts[:, first], self._last[:, first] = 0.0, 0.0, np.nan
 
     def of(self, i: int) -> dict[str, float]:
-        """Returns the metrics of environment i's episode: means as 'info/<key>', last values as 'info_end/<key>'."""
+        """Returns the metrics of environment i's episode:
+        means as 'info/<key>', last values as 'info_end/<key>'.
+        """
         metrics = {}
         for key, total, count, last in zip(
             self._keys, self._sums[:, i].tolist(), self._counts[:, i].tolist(), self._last[:, i].tolist(), strict=True
@@ -147,7 +154,8 @@ class EpisodeMetrics(Resumable):
         self.ended: dict[int, dict[str, float]] = {}
         self.interrupted = self._none = np.zeros(num_environments, bool)
         self._returns: np.ndarray | None = None  # of each of several rewards, [B, n]
-        self._was_idle: np.ndarray | bool | None = None  # whether the newest time steps belong to no episode
+        # Whether the newest time steps belong to no episode.
+        self._was_idle: np.ndarray | bool | None = None
         self._read_info, self._info = read_info, InfoMetrics(num_environments)
         self._newest: collections.deque[Episode] = collections.deque(maxlen=max(buffer_size, num_environments))
         self._undrained: collections.deque[Episode] = collections.deque(maxlen=_MAX_DRAINED)
@@ -220,7 +228,9 @@ class EpisodeMetrics(Resumable):
         return episode
 
     def means(self) -> dict[str, float]:
-        """Returns the means over the newest episodes, 'mean_return' and so on; empty before the first has ended."""
+        """Returns the means over the newest episodes, 'mean_return' and so on;
+        empty before the first has ended.
+        """
         names = {name: None for episode in self._newest for name in episode}
         return {f'mean_{name}': self._mean(name) for name in names}
 

@@ -85,7 +85,9 @@ class EpisodeRecorder(Resumable):
             metrics.update(self._finish(i, metrics))
 
     def _finish(self, i: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Calls the function with the episode of environment i that the newest row ends. Returns its metrics."""
+        """Calls the function with the episode of environment i that the newest row ends.
+        Returns its metrics.
+        """
         rows, self._rows[i] = self._rows[i], []
         last = self._next_time_step()
         stack = lambda *leaves: np.stack([leaf[i] for leaf in leaves])  # noqa: E731

@@ -17,14 +17,17 @@ Evaluation = dict[str, Any]
 
 
 def value(evaluation: Mapping[str, Any], metric: str) -> float | None:
-    """Returns the mean of a metric of its episodes, named as in `EpisodeMetrics`; None if no episode has it."""
+    """Returns the mean of a metric of its episodes, named as in `EpisodeMetrics`;
+    None if no episode has it.
+    """
     if metric in ('return', 'length'):
         return evaluation.get(f'mean_{metric}')
     return (evaluation.get('metrics') or {}).get(metric)
 
 
 def read(path: pathlib.Path) -> list[Evaluation]:
-    """Returns the evaluations of a file that another process may be writing; none if there is no file.
+    """Returns the evaluations of a file that another process may be writing;
+    none if there is no file.
 
     Raises:
       ValueError: if a line is damaged.
@@ -99,7 +102,9 @@ class EvaluationRecord:
             self._unwritten = b''
 
     def find(self, policy: Mapping[str, Any]) -> Evaluation | None:
-        """Returns the last evaluation of a policy by its metadata: its train_step and exported_at."""
+        """Returns the last evaluation of a policy by its metadata:
+        its train_step and exported_at.
+        """
         for evaluation in reversed(self.evaluations):
             if all(evaluation.get(key) == policy.get(key) for key in ('train_step', 'exported_at')):
                 return evaluation

@@ -1,4 +1,6 @@
-"""Evaluator: measures a policy over complete episodes: returns, lengths, and numbers of the info."""
+"""Evaluator: measures a policy over complete episodes:
+returns, lengths, and numbers of the info.
+"""
 
 import dataclasses
 import math
@@ -80,13 +82,17 @@ class EpisodeStatistics:
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each metric over the episodes that have it; an evaluation does not discount."""
+        """The mean of each metric over the episodes that have it;
+        an evaluation does not discount.
+        """
         names = {name: None for episode in self.episodes for name in episode if name not in _DISCOUNTED}
         return {name: float(np.mean([each[name] for each in self.episodes if name in each])) for name in names}
 
     @property
     def mean_return_interval(self) -> tuple[float, float]:
-        """The mean's 95% confidence interval by Student's t distribution; unbounded for a single episode."""
+        """The mean's 95% confidence interval by Student's t distribution;
+        unbounded for a single episode.
+        """
         if self.num_episodes == 1:
             return -math.inf, math.inf
         radius = _t_975(self.num_episodes - 1) * self.std_return / math.sqrt(self.num_episodes)
@@ -133,7 +139,9 @@ class Progress:
 
 
 def _t_975(dof: int) -> float:
-    """Returns the 97.5% quantile of Student's t distribution with `dof` degrees of freedom, to about 1%."""
+    """Returns the 97.5% quantile of Student's t distribution with `dof` degrees of freedom,
+    to about 1%.
+    """
     if dof < 3:  # the expansion below is inaccurate there
         return (12.706, 4.303)[dof - 1]
     z = 1.959964
@@ -213,7 +221,8 @@ class Evaluator:
             before, time_step = time_step, environment.step(action)
             row = _row(before, action, time_step)
             metrics(row)
-            metrics.ended = {i: episode for i, episode in metrics.ended.items() if played.missing[i]}  # these count
+            # These count.
+            metrics.ended = {i: episode for i, episode in metrics.ended.items() if played.missing[i]}
             if recorder:
                 recorder(row)
             played.add(time_step.step_type, getattr(environment, 'newest_failure', ''))
@@ -313,7 +322,9 @@ class _Played:
         self.running = np.where((step_type == ts.StepType.MID) & (self.missing > 0), self._metrics.lengths, 0)
 
     def cut(self, at: np.ndarray) -> None:
-        """Ends the episodes that run in the environments `at`, bool [B], which play no other ones."""
+        """Ends the episodes that run in the environments `at`, bool [B],
+        which play no other ones.
+        """
         for i in np.flatnonzero(at):
             self._take(i, self._metrics.current(i))
             self.num_cut += 1
@@ -331,7 +342,9 @@ class _Played:
         return True
 
     def progress(self, secs: float, limit_secs: float) -> Progress:
-        """Returns the progress after so many seconds; the limits end the evaluation in `limit_secs`."""
+        """Returns the progress after so many seconds;
+        the limits end the evaluation in `limit_secs`.
+        """
         secs_left = max(0.0, limit_secs) if self.num_steps else None
         if self.num_episodes:
             mean_length = self._steps / self.num_episodes

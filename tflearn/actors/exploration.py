@@ -1,4 +1,6 @@
-"""Exploration by the collector, not by the agent: initial random actions, and an epsilon for each environment."""
+"""Exploration by the collector, not by the agent:
+initial random actions, and an epsilon for each environment.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -57,7 +59,8 @@ class EpsilonLadder:
 
 
 def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy.TFPolicy:
-    """Returns an epsilon-greedy policy with an epsilon for each environment of a batch; it shares the variables.
+    """Returns an epsilon-greedy policy with an epsilon for each environment of a batch;
+    it shares the variables.
 
     Args:
       policy: an epsilon-greedy policy, such as DQN's collect policy.
@@ -77,7 +80,8 @@ def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy
 
 
 def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
-    """Returns a policy that draws actions uniformly within their bounds, and whose data have the spec of `policy`'s.
+    """Returns a policy that draws actions uniformly within their bounds,
+    and whose data have the spec of `policy`'s.
 
     If `policy` records only the log-probability of its actions, so does this one. It does not
     change the policy state, so a recurrent policy that continues in the middle of an episode has no
@@ -132,7 +136,8 @@ def _bounded(spec: tensor_spec.BoundedTensorSpec) -> bool:
 
 
 class EpsilonPolicy:
-    """Takes another policy's actions, but in each row, with probability epsilon, a uniform one within the bounds.
+    """Takes another policy's actions, but in each row, with probability epsilon,
+    a uniform one within the bounds.
 
     With a mask of legal actions, it draws only these, and refuses a step in which nothing is legal.
     """

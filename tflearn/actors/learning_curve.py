@@ -24,7 +24,8 @@ def draw(
     title: str = '',
     target_return: float | None = None,
 ) -> None:
-    """Plots mean returns against environment steps, with train steps at the upper edge of a single curve.
+    """Plots mean returns against environment steps,
+    with train steps at the upper edge of a single curve.
 
     The file is written atomically. A single curve has a band: the middle half of its episodes'
     returns. Without any evaluation nothing is plotted.
@@ -49,7 +50,9 @@ def draw(
 
 @contextlib.contextmanager
 def image(path: pathlib.Path) -> Iterator[Any]:
-    """Makes the axes of a plot (matplotlib's `Axes`), and writes it to a PNG file, atomically, after the block."""
+    """Makes the axes of a plot (matplotlib's `Axes`), and writes it to a PNG file, atomically,
+    after the block.
+    """
     from matplotlib.ticker import StrMethodFormatter
 
     with _drawing, io.BytesIO() as png:

@@ -1,13 +1,14 @@
-"""Recorded data as datasets for a `Learner`: functions of an `InputContext`, whose position checkpoints hold.
+"""Recorded data as datasets for a `Learner`:
+functions of an `InputContext`, whose position checkpoints hold.
 
     from tflearn.api import datasets
 
     dataset_fn = datasets.of_episodes(Dataset(['data/expert']), experience, agent.collect_data_spec)
     tflearn.Learner(agent, dataset_fn, tflearn.RunDir('runs/bc')).run(1_000)
 
-Each returns batches for one replica, of which each item comes once in an epoch, in another order each time. Several
-input pipelines (workers, hosts) divide the items. All but `of_tfrecord` hold their items in memory: episodes that do
-not fit there are streamed by `tflearn train-offline`.
+Each returns batches for one replica, of which each item comes once in an epoch, in another order
+each time. Several input pipelines (workers, hosts) divide the items. All but `of_tfrecord` hold
+their items in memory: episodes that do not fit there are streamed by `tflearn train-offline`.
 """
 
 import pathlib
@@ -91,7 +92,9 @@ def of_episodes(
 
 
 def of_rlds(path: str, *settings: Any, **more: Any) -> DatasetFn:
-    """Returns a function of datasets of episodes in RLDS or Minari; the settings are those of `of_episodes`."""
+    """Returns a function of datasets of episodes in RLDS or Minari;
+    the settings are those of `of_episodes`.
+    """
     with tempfile.TemporaryDirectory() as directory:
         converted = pathlib.Path(directory, 'episodes')
         conversion.convert(Dataset([path]), converted, conversion.TFLEARN, spaces)
@@ -108,7 +111,9 @@ def of_steps(
     epochs: int | None = None,
     **columns: Any,
 ) -> DatasetFn:
-    """Returns a function of datasets of steps in arrays [N, ...]; `columns` are more ones, see `arrays.from_arrays`."""
+    """Returns a function of datasets of steps in arrays [N, ...];
+    `columns` are more ones, see `arrays.from_arrays`.
+    """
     with tempfile.TemporaryDirectory() as directory:
         arrays.from_arrays(directory, observation, action, reward, **columns)
         return of_episodes(Dataset([directory]), experience, data_spec, seed, epochs)

@@ -1,4 +1,6 @@
-"""Starts all jobs of a run: as processes of this machine, or by a scheduler. Loads no TensorFlow."""
+"""Starts all jobs of a run: as processes of this machine, or by a scheduler.
+Loads no TensorFlow.
+"""
 
 import contextlib
 import dataclasses
@@ -52,7 +54,9 @@ class Backend:
     render: bool = False
 
     def run(self, topology: Topology, run_dir: RunDir, package: str, warm_parent: WarmParent | None = None) -> int:
-        """Runs the jobs on this machine until the run has ended, or submits them. Returns the exit code."""
+        """Runs the jobs on this machine until the run has ended, or submits them.
+        Returns the exit code.
+        """
         if self.name == 'local':
             if self.options:
                 raise UserValueError(
@@ -179,7 +183,9 @@ def _in_image(path: pathlib.Path) -> str:
 
 
 def _own_files(path: pathlib.Path, read: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of the gin files that an image has not, by their paths below the folder of the first one."""
+    """Returns those of the gin files that an image has not,
+    by their paths below the folder of the first one.
+    """
     packaged, folder = files.folder().resolve(), path.resolve().parent
     resolved = {pathlib.Path(file).resolve(): text for file, text in read.items()}
     own = {file: text for file, text in resolved.items() if not file.is_relative_to(packaged)}
@@ -271,7 +277,9 @@ def _feed_address(backend: str, reserved: contextlib.ExitStack) -> str:
 def _check(
     path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool, warm_parent: WarmParent | None
 ) -> Effective:
-    """Checks the configuration of all jobs, and returns it; `shared` is whether several servers share the replay."""
+    """Checks the configuration of all jobs, and returns it;
+    `shared` is whether several servers share the replay.
+    """
     # These have flags only, or the replay server's bindings.
     kinds = {job.kind for job in topology.jobs} - {'coordinator', 'relay', 'feed', 'feed_worker'}
     jobs = sorted(f'tflearn.jobs.{kind}' for kind in kinds)
@@ -280,7 +288,8 @@ def _check(
 
 
 def programs() -> str:
-    """Returns the package of the jobs' programs: that beside this package, since there may be another checkout's.
+    """Returns the package of the jobs' programs:
+    that beside this package, since there may be another checkout's.
 
     Raises:
       ImportError: if it cannot be imported.

@@ -1,4 +1,5 @@
-"""Checks a run's configuration before its jobs start, in a process that loads the modules which its gin files import.
+"""Checks a run's configuration before its jobs start,
+in a process that loads the modules which its gin files import.
 
 `ask` is for programs that load no TensorFlow; they begin with the answer. It takes a fork of a warm
 parent, which has loaded the libraries of the jobs, or else a process of its own, which takes some
@@ -86,7 +87,8 @@ def ask(question: Question, warm_parent: WarmParent | None = None) -> Effective:
 
 
 def check(question: Question) -> Effective:
-    """Returns the effective bindings of a run, by the modules in this process. Forgets what gin was given before.
+    """Returns the effective bindings of a run, by the modules in this process.
+    Forgets what gin was given before.
 
     Raises:
       ValueError, ImportError: if the configuration is wrong.
@@ -119,7 +121,9 @@ def _check_fed(name: str, values: Mapping[str, Any]) -> None:
 
 
 def _check_shared(name: str, values: Mapping[str, Any]) -> None:
-    """Refuses settings with which the replay servers would draw. (The jobs refuse what needs the sizes of the data.)"""
+    """Refuses settings with which the replay servers would draw.
+    (The jobs refuse what needs the sizes of the data.)
+    """
     if name == f'{_EXPERIENCE}.Uniform' and values.get('sampling') == 'server':
         raise UserValueError(
             'got several replay servers with Uniform replay, from which the servers draw; need Uniform with '
@@ -128,7 +132,9 @@ def _check_shared(name: str, values: Mapping[str, Any]) -> None:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Returns the fields of `Effective`; or what is wrong: the 'error', a name in `core.errors`, and its 'message'."""
+    """Returns the fields of `Effective`; or what is wrong: the 'error', a name in `core.errors`,
+    and its 'message'.
+    """
     try:
         return dataclasses.asdict(check(question))
     except Exception as error:

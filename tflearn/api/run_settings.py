@@ -12,7 +12,8 @@ from tflearn.learner.learner import LearnerOptions
 
 
 class RunSettings(TypedDict, total=False):
-    """Arguments of `tflearn.jobs.synchronous.synchronous`, and fields of its groups, which describe them.
+    """Arguments of `tflearn.jobs.synchronous.synchronous`, and fields of its groups,
+    which describe them.
 
     `num_train_steps` is an argument of `tflearn.train` itself.
     """

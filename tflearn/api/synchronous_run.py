@@ -1,4 +1,6 @@
-"""The synchronous job with the evaluate job beside it, in this process, with their progress on stderr."""
+"""The synchronous job with the evaluate job beside it, in this process,
+with their progress on stderr.
+"""
 
 import concurrent.futures
 import contextlib
@@ -38,9 +40,9 @@ EVALUATION_SEED = 1_000_000
 
 @contextlib.contextmanager
 def _progress_logged() -> Iterator[None]:
-    """Logs what jobs report to stderr during the block, unless this is a notebook, or the program has set up its own
-    logging. Nothing of the block is logged before or after it: absl would set up logging of its
-    own.
+    """Logs what jobs report to stderr during the block, unless this is a notebook,
+    or the program has set up its own logging. Nothing of the block is logged before or after it:
+    absl would set up logging of its own.
     """
     root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
     if root.handlers or local.in_notebook():
@@ -59,9 +61,12 @@ def _progress_logged() -> Iterator[None]:
 
 
 def _is_progress(record: standard_logging.LogRecord) -> bool:
-    """Returns whether a record is for the user: a warning, or a report of this package but for its waits."""
+    """Returns whether a record is for the user:
+    a warning, or a report of this package but for its waits.
+    """
     own = record.pathname.startswith(_PACKAGE) and record.pathname != waiting.__file__
-    return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')  # it prints its own
+    # It prints its own.
+    return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')
 
 
 @_progress_logged()
@@ -100,7 +105,8 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
 
 @_progress_logged()
 def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> None:
-    """Runs both jobs as a gin file configures them. What this process had bound with gin before is forgotten.
+    """Runs both jobs as a gin file configures them.
+    What this process had bound with gin before is forgotten.
 
     Args:
       run_dir: the run's directory.
@@ -129,7 +135,9 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
 
 
 def shared_arguments() -> job_config.SharedArguments:
-    """Returns which bindings of the train and the collect job hold for the synchronous job, by its arguments."""
+    """Returns which bindings of the train and the collect job hold for the synchronous job,
+    by its arguments.
+    """
     both = inspect.signature(synchronous).parameters.keys() & inspect.signature(train).parameters.keys()
     return {
         **{name: f'train.{name}' for name in both},
@@ -144,7 +152,8 @@ def _code() -> dict[str, str]:
 
 
 class _Jobs:
-    """What the two jobs of a run have in common. Evaluation begins when training has restored its checkpoint.
+    """What the two jobs of a run have in common.
+    Evaluation begins when training has restored its checkpoint.
 
     Attributes:
       threads: the threads of both.
@@ -187,7 +196,8 @@ class _Jobs:
 
 @contextlib.contextmanager
 def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
-    """Creates the run's directory, and the threads of both jobs; waits for them at the end of the block.
+    """Creates the run's directory, and the threads of both jobs;
+    waits for them at the end of the block.
 
     An error of one stops the other, and is raised. So does Ctrl-C: training saves a checkpoint
     before it ends.

@@ -210,7 +210,9 @@ def _write_gin(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
 
 
 def _own_experience(make_agent: Any) -> Experience | None:
-    """Returns `EXPERIENCE` of the module of an agent's factory, or of the factory within it; None if there is none."""
+    """Returns `EXPERIENCE` of the module of an agent's factory, or of the factory within it;
+    None if there is none.
+    """
     while isinstance(make_agent, functools.partial):
         make_agent = make_agent.keywords.get('make_agent', make_agent.func)
     module = sys.modules.get(getattr(make_agent, '__module__', ''))
@@ -277,7 +279,9 @@ def check_main_thread() -> None:
 
 
 def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], num_collectors: int) -> None:
-    """Runs the jobs of a gin file as processes, and raises how they ended if that was no success."""
+    """Runs the jobs of a gin file as processes,
+    and raises how they ended if that was no success.
+    """
     check_main_thread()
     with process_run.same_modules():
         code = process_run.run(
@@ -353,7 +357,9 @@ class GinText:
         return f'@{self._name(value, what)}'
 
     def _scoped(self, function: Any, arguments: Mapping[str, Any], what: str) -> str:
-        """Binds arguments in a scope of their own, and returns the reference to the function there."""
+        """Binds arguments in a scope of their own,
+        and returns the reference to the function there.
+        """
         name = self._name(function, what)
         if not arguments:
             return f'@{name}'
@@ -378,12 +384,15 @@ class GinText:
 
 
 def gin_text(arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
-    """Returns the gin file of a run in several processes; the arguments are those of `synchronous_run.of_objects`."""
+    """Returns the gin file of a run in several processes;
+    the arguments are those of `synchronous_run.of_objects`.
+    """
     given, made = grouped(arguments), GinText()
     initial, intervals = given.get('initial', Initial()), given.get('intervals', Intervals())
     has_interval = bool({'intervals', 'publish_interval_steps'} & arguments.keys())
     if not given['experience'].replay.learns_from_old_items and not has_interval:
-        given['intervals'] = dataclasses.replace(intervals, publish_interval_steps=1)  # data of the newest weights
+        # Data of the newest weights.
+        given['intervals'] = dataclasses.replace(intervals, publish_interval_steps=1)
     if initial.seed is not None:
         options = given.get('collect_options', CollectOptions())
         if options.seed is None:

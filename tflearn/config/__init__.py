@@ -1,1 +1,3 @@
-"""The configuration of a run: gin files, composed, strict and saved. The only package that uses gin."""
+"""The configuration of a run: gin files, composed, strict and saved.
+The only package that uses gin.
+"""

@@ -31,7 +31,8 @@ Usage = dict[Configurable | str, set[str]]
 def read_run(
     gin_file: pathlib.Path, flag_bindings: Sequence[str], job: Configurable
 ) -> tuple[reader.Statements, list[Configurable]]:
-    """Reads a run's configuration, looks up its names, and checks that all of them exist and are used.
+    """Reads a run's configuration, looks up its names,
+    and checks that all of them exist and are used.
 
     Args:
       job: a job of the run. The other jobs are the functions with their module's name in those
@@ -68,7 +69,9 @@ def read_run(
 
 
 def final(bindings: Iterable[Binding], jobs: Iterable[Configurable]) -> list[Binding]:
-    """Returns the effective bindings: the last one for each parameter, and only those that `jobs` reach."""
+    """Returns the effective bindings: the last one for each parameter,
+    and only those that `jobs` reach.
+    """
     last = {(binding.owner, binding.scope, binding.parameter): binding for binding in bindings}
     usage = reach(list(last.values()), jobs)
     return [binding for binding in last.values() if _is_used(binding, usage)]
@@ -94,7 +97,9 @@ def reach(bindings: Sequence[Binding], jobs: Iterable[Configurable]) -> Usage:
 
 
 def _used_by(value: Any, scope: str) -> Iterator[tuple[Configurable | str, str]]:
-    """Yields the functions and macros that a value uses in a scope, each with the scope of its own bindings."""
+    """Yields the functions and macros that a value uses in a scope,
+    each with the scope of its own bindings.
+    """
     for leaf in leaves(value):
         if isinstance(leaf, Macro):
             yield leaf.name, leaf.name  # gin evaluates a macro in a scope of its own name.
@@ -112,7 +117,8 @@ def covers(binding_scope: str, scope: str) -> bool:
 def check_required(
     job: Configurable, given: Collection[str], bindings: Sequence[Binding], gin_file: pathlib.Path
 ) -> None:
-    """Checks that every argument without a default, of `job` and of what it calls, is bound, and not to %gin.REQUIRED.
+    """Checks that every argument without a default, of `job` and of what it calls, is bound,
+    and not to %gin.REQUIRED.
 
     Args:
       given: the arguments that the program sets.
@@ -192,7 +198,8 @@ def _check_parameter(binding: Binding, usage: Usage, jobs: Collection[Configurab
 
 
 def _wrong_type(parameter: inspect.Parameter | None, value: object) -> str | None:
-    """Returns what a parameter needs of numbers, strings, booleans, functions or settings, if it is bound to another.
+    """Returns what a parameter needs of numbers, strings, booleans, functions or settings,
+    if it is bound to another.
 
     Functions check their other parameters. An integer is accepted for a float.
     """

@@ -1,4 +1,6 @@
-"""Finds a run's gin file: by path, or by name among the packaged ones. Needs neither gin nor TensorFlow."""
+"""Finds a run's gin file: by path, or by name among the packaged ones.
+Needs neither gin nor TensorFlow.
+"""
 
 import difflib
 import functools
@@ -13,13 +15,17 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def folder() -> pathlib.Path:
-    """Returns the packaged gin files' folder, beside the package: `tflearn_gin` where it is installed, else `gin`."""
+    """Returns the packaged gin files' folder, beside the package:
+    `tflearn_gin` where it is installed, else `gin`.
+    """
     installed = _ROOT / 'tflearn_gin'
     return installed if installed.is_dir() else _ROOT / 'gin'
 
 
 def names() -> list[str]:
-    """Returns the names of the packaged gin files, without their ending: 'dqn_cartpole', 'algorithms/dqn', ..."""
+    """Returns the names of the packaged gin files, without their ending:
+    'dqn_cartpole', 'algorithms/dqn', ...
+    """
     root = folder()
     return sorted(path.relative_to(root).with_suffix('').as_posix() for path in root.rglob('*.gin'))
 

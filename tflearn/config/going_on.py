@@ -29,7 +29,8 @@ CONDITIONS = {
     'max_epochs': (_DATA_STOP,),
     'patience': (_DATA_STOP,),
 }
-_COUNTS = {'num_train_steps': 'train_step', 'max_env_steps': 'env_steps', 'max_secs': 'seconds'}  # in DONE
+# In DONE.
+_COUNTS = {'num_train_steps': 'train_step', 'max_env_steps': 'env_steps', 'max_secs': 'seconds'}
 # Settings of how a run begins.
 _BEGINNING = ('train_settings.Initial', 'demonstrations.Cloning')
 
@@ -69,7 +70,8 @@ def begin(run_dir: RunDir, now: Effective, job: str) -> list[str]:
 
 
 def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
-    """Takes the marks of its end from a finished run if the condition that ended it was raised. Nothing else changes.
+    """Takes the marks of its end from a finished run if the condition that ended it was raised.
+    Nothing else changes.
 
     DONE is kept as DONE-1, DONE-2, ...
 
@@ -89,7 +91,8 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     # again.
     run_dir.stop_request.unlink(missing_ok=True)
     run_dir.train_result.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # another job was faster, or training alone had ended
+    # Another job was faster, or training alone had ended.
+    with contextlib.suppress(FileNotFoundError):
         run_dir.done.rename(Numbered(run_dir.root, f'{run_dir.done.name}-{{}}').next_path())
     logging.info('the run continues: it had ended with %s', done['reason'])
     return True
@@ -122,8 +125,11 @@ def _is_raised(name: str, old: float | None, new: float | None) -> bool:
 
 
 def _changes(run_dir: RunDir, now: Effective, job: str) -> list[tuple[str, str]]:
-    """Returns the settings that differ from the saved ones: the function's name, and the setting as text."""
-    if (old := read_json(run_dir.config_values, dict[str, str])) is None:  # a run of before they were saved
+    """Returns the settings that differ from the saved ones:
+    the function's name, and the setting as text.
+    """
+    # A run of before they were saved.
+    if (old := read_json(run_dir.config_values, dict[str, str])) is None:
         return []
     new = now.values
     return [

@@ -1,4 +1,5 @@
-"""Configures a job from its run's gin file. What is misspelt, unused or missing is an error that names it.
+"""Configures a job from its run's gin file.
+What is misspelt, unused or missing is an error that names it.
 
 One file serves every job of a run. All names are looked up before gin reads them: gin knows neither
 which bindings a run uses nor, on the command line, what the files import.
@@ -59,7 +60,9 @@ class ConfiguredJob:
             return gin.get_configurable(self.job.function)(**self.arguments)
 
     def texts(self) -> dict[str, str]:
-        """Returns the texts for TensorBoard: all of the configuration, what was used so far, and what was not."""
+        """Returns the texts for TensorBoard: all of the configuration, what was used so far,
+        and what was not.
+        """
         unused = ''.join(f'* {binding}\n' for binding in self.inoperative())
         return {
             'gin/config': _verbatim(self.text),
@@ -68,7 +71,9 @@ class ConfiguredJob:
         }
 
     def inoperative(self) -> list[str]:
-        """Returns the bindings that this job could use and has not used so far, as they were written."""
+        """Returns the bindings that this job could use and has not used so far,
+        as they were written.
+        """
         used = reader.read(None, [operative_text()])
         names.resolve(used, [])
         usage = {(item.target, item.parameter, item.scope) for item in used.bindings}
@@ -91,7 +96,8 @@ def configure(
     flag_bindings: Sequence[str] = (),
     shared_arguments: SharedArguments | None = None,
 ) -> ConfiguredJob:
-    """Binds a job's arguments from the run's gin file and the command line. Forgets what was configured before.
+    """Binds a job's arguments from the run's gin file and the command line.
+    Forgets what was configured before.
 
     Args:
       shared_arguments: the arguments of the job that get their values from bindings of other jobs.
@@ -180,7 +186,9 @@ def plain_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _gin_errors_as_user_errors() -> Iterator[None]:
-    """Turns an error of gin itself into a UserValueError: a value is missing, cannot be bound, or needs itself."""
+    """Turns an error of gin itself into a UserValueError: a value is missing, cannot be bound,
+    or needs itself.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -207,7 +215,9 @@ def _verbatim(text: str) -> str:
 
 
 def _gin_text(bindings: Sequence[Binding]) -> str:
-    """Returns the bindings in one text for gin, with an import for each module under a name of its own."""
+    """Returns the bindings in one text for gin,
+    with an import for each module under a name of its own.
+    """
     modules: dict[str, str] = {}
 
     def selector(item: Configurable) -> str:

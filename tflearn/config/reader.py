@@ -1,4 +1,5 @@
-"""Reads a run's gin file: its statements in order, those of included files in place, each with its file and line.
+"""Reads a run's gin file: its statements in order, those of included files in place,
+each with its file and line.
 
 Nothing is looked up or imported here; names.py does that.
 """
@@ -24,7 +25,9 @@ _NO_GIN = (SyntaxError, ValueError, TypeError, tokenize.TokenError, StopIteratio
 
 @dataclasses.dataclass(eq=False)
 class Reference:
-    """`@scope/selector` or, evaluated, `@scope/selector()`. `target` is the function, once it is looked up."""
+    """`@scope/selector` or, evaluated, `@scope/selector()`.
+    `target` is the function, once it is looked up.
+    """
 
     scope: str
     selector: str
@@ -95,7 +98,8 @@ class Statements:
 
 
 def read(gin_file: pathlib.Path | None, flag_bindings: Sequence[str] = ()) -> Statements:
-    """Reads a gin file, all that it includes, and the bindings of the command line, which come last.
+    """Reads a gin file, all that it includes, and the bindings of the command line,
+    which come last.
 
     Args:
       flag_bindings: gin statements that may use the imports of any file.
@@ -137,7 +141,9 @@ def macros(bindings: Iterable[Binding]) -> dict[str, Any]:
 
 
 def resolved(value: Any, defined: Mapping[str, Any]) -> Any:
-    """Returns a value in which macros, however deep, are replaced by what they stand for (see `macros`)."""
+    """Returns a value in which macros, however deep,
+    are replaced by what they stand for (see `macros`).
+    """
     if isinstance(value, Macro) and value.name in defined:
         others = {name: each for name, each in defined.items() if name != value.name}
         return resolved(defined[value.name], others)
@@ -171,7 +177,8 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 def _read_file(path: pathlib.Path, statements: Statements, including: tuple[pathlib.Path, ...]) -> None:
-    real = pathlib.Path(os.path.realpath(path))  # pathlib's own raises for links that go round in a circle
+    # Pathlib's own raises for links that go round in a circle.
+    real = pathlib.Path(os.path.realpath(path))
     if real in including:
         raise UserValueError(f'got {path}, which includes itself through {including[-1]}; remove one of the includes')
     try:
@@ -189,7 +196,9 @@ def _read_text(
     including: tuple[pathlib.Path, ...],
     imports: list[Import],
 ) -> None:
-    """Appends the statements of `text` to `statements`; `imports` are those that its names may refer to."""
+    """Appends the statements of `text` to `statements`;
+    `imports` are those that its names may refer to.
+    """
     for statement in _parsed(text, path):
         place = f'{path}:{statement.location.line_num}' if path else FLAG
         if isinstance(statement, config_parser.BindingStatement):

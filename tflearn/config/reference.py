@@ -1,4 +1,5 @@
-"""What gin can bind: each setting with the values that it can have, its default, its unit and what it is.
+"""What gin can bind: each setting with the values that it can have, its default,
+its unit and what it is.
 
 Settings are the arguments of the jobs and of the factories that gin hands to them, and the fields
 of the dataclasses among these. They are read from the modules themselves, which loads TensorFlow.
@@ -149,7 +150,9 @@ class Owner:
 
 @functools.cache
 def sections() -> dict[str, list[Owner]]:
-    """Returns what has settings, by the title of its section; without modules whose library is not installed."""
+    """Returns what has settings, by the title of its section;
+    without modules whose library is not installed.
+    """
     found: dict[str, list[Owner]] = {}
     names: set[str] = set()
     for section in SECTIONS:
@@ -200,7 +203,9 @@ def find(name: str) -> list[Setting]:
 
 
 def text(name: str) -> str:
-    """Describes the settings that `find` finds, with one line for each fact; raises what it raises."""
+    """Describes the settings that `find` finds, with one line for each fact;
+    raises what it raises.
+    """
     found, lines = find(name), []
     owners = {each.configurable.name: each for group in sections().values() for each in group}
     for owner in dict.fromkeys(each.owner for each in found):

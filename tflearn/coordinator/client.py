@@ -1,4 +1,6 @@
-"""Coordinator: a job's client of that server. Messages sent while it is down are lost; their senders repeat them."""
+"""Coordinator: a job's client of that server. Messages sent while it is down are lost;
+their senders repeat them.
+"""
 
 import contextlib
 import dataclasses
@@ -100,7 +102,9 @@ class Coordinator:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing answered the newest question, and its machine did not refuse the connection either."""
+        """Whether nothing answered the newest question,
+        and its machine did not refuse the connection either.
+        """
         return self._silent_since is not None
 
     @property
@@ -136,7 +140,8 @@ class Coordinator:
             except RequestRefused as refused:
                 if not refused.facts.get('lives'):
                     raise UserRuntimeError(str(refused)) from refused
-                state[0] = f'where another learner is ({refused})'  # one that was killed lives for a few seconds
+                # One that was killed lives for a few seconds.
+                state[0] = f'where another learner is ({refused})'
                 return False
             state[0] = f'where no replay server has registered yet ({found["phase"]})'
             return bool(found['contract'])
@@ -147,7 +152,9 @@ class Coordinator:
             self._thread.start()
 
     def announce(self, role: Role) -> None:
-        """Registers a job without a contract, now and whenever the coordinator was started again, in a thread."""
+        """Registers a job without a contract, now and whenever the coordinator was started again,
+        in a thread.
+        """
 
         def run() -> None:
             while not self._closed.wait(_BEAT_SECS):
@@ -225,7 +232,9 @@ class Coordinator:
     def reports(
         self, after: int, acknowledged: Mapping[str, int], env_steps: Mapping[str, int] = MappingProxyType({})
     ) -> tuple[int, list[control.Report]]:
-        """Returns new reports; see `State.reports`. Raises Restarted if they are counted from 0 again."""
+        """Returns new reports; see `State.reports`.
+        Raises Restarted if they are counted from 0 again.
+        """
         message = {'after': after, 'acknowledged': acknowledged, 'env_steps': {**env_steps}}
         found = self._ask('POST', '/v1/reports', message, again=False)
         # The coordinator joins the episodes of several reports of one sender.
@@ -236,17 +245,23 @@ class Coordinator:
         self._ask('PUT', '/v1/credits', body=[control.encode(credits).encode()])
 
     def credits(self, number: int, wait_secs: float) -> tuple[int, control.Credits | None]:
-        """Returns the newest credits and their number; waits while it is `number`, and then returns None."""
+        """Returns the newest credits and their number;
+        waits while it is `number`, and then returns None.
+        """
         message = {'number': number, 'wait': wait_secs}
         found = self._ask('POST', '/v1/credits', message, secs=wait_secs + _MESSAGE_SECS)
         return found['number'], control.decode(found['credits'], control.Credits) if found['credits'] else None
 
     def put_counts(self, index: int, tables: Mapping[str, TableCounts]) -> dict[str, Any]:
-        """Sends the counts of a replay server's tables. Returns how the learner is; see `State.put_counts`."""
+        """Sends the counts of a replay server's tables. Returns how the learner is;
+        see `State.put_counts`.
+        """
         return self._ask('PUT', f'/v1/counts/{index}', {name: table.as_json() for name, table in tables.items()})
 
     def counts(self) -> dict[str, TableCounts] | None:
-        """Returns the counts by table, summed over the replay servers that send theirs; None if nothing answers."""
+        """Returns the counts by table, summed over the replay servers that send theirs;
+        None if nothing answers.
+        """
         try:
             found = self._ask('GET', '/v1/counts')
         except (CoordinatorLost, RequestRefused):
@@ -362,7 +377,9 @@ class Coordinator:
         headers: Mapping[str, str],
         body: Sequence[bytes | memoryview] | None,
     ) -> tuple[int, dict[str, Any]]:
-        """Returns the status and the JSON object of an answer; raises CoordinatorLost if there is none."""
+        """Returns the status and the JSON object of an answer;
+        raises CoordinatorLost if there is none.
+        """
         client, asking = self._connection()
         try:
             with asking:
@@ -422,7 +439,9 @@ class LearnerWatch:
         self.silent_secs = 0.0  # since the newest heartbeat; 0 before the first one
 
     def update(self, answer: Mapping[str, Any] | None) -> None:
-        """Takes what the coordinator answers to the counts of the tables; None if it answers nothing."""
+        """Takes what the coordinator answers to the counts of the tables;
+        None if it answers nothing.
+        """
         now = self._clock()
         secs, self._updated_at = now - self._updated_at, now
         if answer is not None and answer['beats'] != self._beats:
@@ -434,5 +453,7 @@ class LearnerWatch:
             self._heard, self.silent_secs = False, 0.0  # until the next one comes
 
     def is_lost(self, timeout_secs: float) -> bool:
-        """Returns whether a learner was there, did not say that it ends, and has been silent for so long."""
+        """Returns whether a learner was there, did not say that it ends,
+        and has been silent for so long.
+        """
         return self.silent_secs >= timeout_secs

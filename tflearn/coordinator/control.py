@@ -26,14 +26,16 @@ from tflearn.core.texts import check_text
 from tflearn.core.waiting import LEASE_SECS
 
 PROTOCOL = 3
-ENV_STEPS, ENV_STEPS_LIMIT = 'env_steps', 'env_steps_limit'  # in a report's counts; `CollectOptions.max_env_steps`
+# In a report's counts; `CollectOptions.max_env_steps`.
+ENV_STEPS, ENV_STEPS_LIMIT = 'env_steps', 'env_steps_limit'
 FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
 _MAX_VERSIONS_AHEAD = 10_000  # of the newest credits
 _MAX_ITEMS_AT_ONCE = 1 << 20
 _MAX_NAMES = 2_000  # of counts, and of an episode's metrics
 MAX_METRIC = 1e300  # of which a sum over many episodes is finite too
-MAX_VERSION = 1 << 40  # nobody publishes so often; the learner's own counters hold a million times as many
+# Nobody publishes so often; the learner's own counters hold a million times as many.
+MAX_VERSION = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,9 @@ class Credits:
         return dataclasses.replace(self, policy_version=version, surplus=surplus, shares=shares)
 
     def allowed(self, lease: Lease) -> int:
-        """Returns how many items the holder of a collector's lease may make in all; 0 if it has no share."""
+        """Returns how many items the holder of a collector's lease may make in all;
+        0 if it has no share.
+        """
         own = (share.allowed for share in self.shares if (share.owner, share.epoch) == (lease.owner, lease.epoch))
         return next(own, 0)
 
@@ -175,7 +179,9 @@ def _items_below(shares: tuple[Share, ...], order: int) -> list[int]:
 
 
 def new_owner() -> str:
-    """Returns a name of this process that no other one has: host, process id and a random number."""
+    """Returns a name of this process that no other one has:
+    host, process id and a random number.
+    """
     return f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}'
 
 
@@ -197,7 +203,9 @@ class AcquiredLease:
         return self._clock() - self._renewed_at > self.lease.ttl_secs
 
     def begin_if_expired(self, count: int) -> None:
-        """Takes the next epoch if the lease has expired, for example because the process was suspended."""
+        """Takes the next epoch if the lease has expired,
+        for example because the process was suspended.
+        """
         if self.expired:
             self.lease = dataclasses.replace(self.lease, epoch=self.lease.epoch + 1)
             self.began_at = count
@@ -220,7 +228,9 @@ class Leases:
         self._seen: dict[str, tuple[Lease, float]] = {}
 
     def renew(self, lease: Lease) -> bool:
-        """Records the receipt of a message. Returns False, and records nothing, if its epoch is an old one."""
+        """Records the receipt of a message. Returns False, and records nothing,
+        if its epoch is an old one.
+        """
         known = self._seen.get(lease.owner)
         if known is not None and lease.epoch < known[0].epoch:
             return False
@@ -308,7 +318,9 @@ def _checked(message: Any, *_: Any) -> Any:
 
 
 def check_numbers(what: str, numbers: Any, rule: settings.Rule, most: int = _MAX_NAMES) -> None:
-    """Raises ValueError unless these are numbers by name, as `rule` needs each, and at most so many."""
+    """Raises ValueError unless these are numbers by name, as `rule` needs each,
+    and at most so many.
+    """
     if not isinstance(numbers, Mapping):
         raise UserValueError(f'got a control message with {what}={numbers!r:.40}; need numbers by name')
     if len(numbers) > most:
@@ -330,7 +342,8 @@ _RULES = {
     Lease: settings.rules({'epoch': _EPOCH, 'ttl_secs': Annotated[float, Range(above=0, most=86_400)]}),
     Report: settings.rules(
         {
-            'delivered': Annotated[int, Range(least=0, most=1 << 50)],  # a share's `allowed` counts on from it
+            # A share's `allowed` counts on from it.
+            'delivered': Annotated[int, Range(least=0, most=1 << 50)],
             'items_at_once': Annotated[int, Range(least=0, most=_MAX_ITEMS_AT_ONCE)],
             'first_episode': COUNT,
             'policy_version': _VERSION,

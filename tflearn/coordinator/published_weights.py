@@ -1,5 +1,6 @@
-"""What is published: the policy's variables, the train step, the policy's version, and whether training is over. By a
-Publisher off the training thread; a Subscriber pulls it into live variables.
+"""What is published: the policy's variables, the train step, the policy's version,
+and whether training is over. By a Publisher off the training thread;
+a Subscriber pulls it into live variables.
 
 Variables are identified by their index; names are only for messages (without the numbers that Keras
 appends within a process).
@@ -24,7 +25,8 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.finite import finite_check
 from tflearn.core.waiting import wait_until
 
-PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
+# As the policy version: the learner trains on data that are there already; nobody should act yet.
+PRETRAINING = -1
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 _CHECK_SECS = 0.5
 _RETRY_SECS = 1.0
@@ -64,7 +66,9 @@ def specs(variables: Sequence[tf.Variable]) -> list[tf.TensorSpec]:
 
 
 def of_variables(columns: Sequence[tf.TensorSpec]) -> dict[str, dict[str, str]]:
-    """Returns the part of a contract that is about variables, and their names, which are for messages only."""
+    """Returns the part of a contract that is about variables, and their names,
+    which are for messages only.
+    """
     return {
         'variables': {f'{i:04d}': f'{spec.dtype.name}{list(spec.shape)}' for i, spec in enumerate(columns)},
         '_names': {f'{i:04d}': spec.name for i, spec in enumerate(columns)},
@@ -110,7 +114,9 @@ class Publisher:
     """
 
     def __init__(self, coordinator: Coordinator, variables: Sequence[tf.Variable]):
-        """Starts the sending thread; nothing is published yet. The coordinator must have taken the learner in."""
+        """Starts the sending thread; nothing is published yet.
+        The coordinator must have taken the learner in.
+        """
         self._coordinator, self._variables = coordinator, list(variables)
         dtype = coordinator.access.weights_dtype
         self._narrow = None if dtype == 'float32' else tf.as_dtype(dtype).as_numpy_dtype
@@ -127,7 +133,9 @@ class Publisher:
         self._thread.start()
 
     def newest_version(self) -> int:
-        """Returns the newest policy version that anybody acts with, as far as the coordinator knows; 0 if none is."""
+        """Returns the newest policy version that anybody acts with,
+        as far as the coordinator knows; 0 if none is.
+        """
         try:
             return int(self._coordinator.status()['newest_version'])
         except (CoordinatorLost, RequestRefused):
@@ -170,7 +178,9 @@ class Publisher:
             self._error = error
 
     def _send_all(self) -> None:
-        """Sends the newest publication until the coordinator has it, and again when it was started again."""
+        """Sends the newest publication until the coordinator has it,
+        and again when it was started again.
+        """
         failed = ''
         while not (self._given_up.is_set() or (self._closing.is_set() and self._sent is self._newest)):
             self._wake.wait(_RETRY_SECS if failed else _CHECK_SECS)
@@ -194,7 +204,9 @@ class Publisher:
                     logging.warning('could not publish version %d: %s', counters['policy_version'], error)
 
     def close(self, timeout_secs: float = 15.0) -> None:
-        """Sends the last publication, then ends the thread; logs an error if the server did not receive it in time."""
+        """Sends the last publication, then ends the thread;
+        logs an error if the server did not receive it in time.
+        """
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_secs)
@@ -253,7 +265,8 @@ class Subscriber:
         return True
 
     def wait(self, timeout_secs: float) -> None:
-        """Waits for the first publication of a learner that is still training, and whose policy should act.
+        """Waits for the first publication of a learner that is still training,
+        and whose policy should act.
 
         Each publication of a learner that trains on demonstrations first begins the time limit
         again. If training ends meanwhile, it returns too.
@@ -286,7 +299,8 @@ class Subscriber:
                     continue
                 known = message
                 counters = {name: message.counters[name] for name in _COUNTERS}
-                is_old = 0 <= counters['policy_version'] < version  # of a learner that does not know ours yet
+                # Of a learner that does not know ours yet.
+                is_old = 0 <= counters['policy_version'] < version
                 if is_old or counters['published_at'] == published_at:  # or sent again
                     continue
                 published_at, version = counters['published_at'], max(version, counters['policy_version'])

@@ -1,4 +1,5 @@
-"""Reports from collectors to the learner: environment steps, the metrics of episodes. And the credits that answer them.
+"""Reports from collectors to the learner: environment steps, the metrics of episodes.
+And the credits that answer them.
 
 Each report holds the collector's counts since its own start, not differences, so lost or repeated
 reports cause no error. Episodes are numbered, and a collector keeps each until the learner has
@@ -43,7 +44,8 @@ def now_secs() -> float:
 
 
 class Reporter:
-    """The collector's side: one report at a time for all of its environments. Each renews its lease.
+    """The collector's side: one report at a time for all of its environments.
+    Each renews its lease.
 
     Attributes:
       allowed_env_steps: how many environment steps it may take in all, of a limit for all
@@ -61,7 +63,8 @@ class Reporter:
         """Sends nothing yet. For `items_at_once` see `control.Report`."""
         self._coordinator, self._items_at_once = coordinator, items_at_once
         self._kept: list[Episode] = []  # those that are not acknowledged
-        self._first = self._received = 0  # the number of the first of them, and of the next one to be sent
+        # The number of the first of them, and of the next one to be sent.
+        self._first = self._received = 0
         self._sent_to = ''
         self._clock, self._sent_at = clock, clock()
         self._sent: dict[str, float] = {}
@@ -146,7 +149,8 @@ class ReportReader(tf.train.experimental.PythonState):
         """
         self._coordinator, self._on_report, self._clock = coordinator, on_report, clock
         self.env_steps_limit: int | None = None
-        self._forgotten_at: dict[str, float] = {}  # when a sender will be forgotten, unless it reports
+        # When a sender will be forgotten, unless it reports.
+        self._forgotten_at: dict[str, float] = {}
         self._live_until: dict[str, float] = {}  # collectors
         self._reading, self._read_from, self._after = threading.Lock(), '', 0
         self._next_episodes: dict[str, int] = {}  # the number of the next one of each sender
@@ -171,7 +175,9 @@ class ReportReader(tf.train.experimental.PythonState):
         return _mean('return', episodes) if episodes else None
 
     def metrics(self) -> dict[str, float | None]:
-        """Returns the counts, summed over collectors, and 'mean_<name>' of the newest episodes' metrics."""
+        """Returns the counts, summed over collectors,
+        and 'mean_<name>' of the newest episodes' metrics.
+        """
         metrics: dict[str, float | None] = {'env_steps': 0, 'mean_return': None}
         for counts in self._counts.values():
             for name, count in counts.items():
@@ -203,9 +209,12 @@ class ReportReader(tf.train.experimental.PythonState):
         return sum(until >= now for until in [*self._live_until.values()])
 
     def read(self) -> None:
-        """Reads the new reports, and forgets senders that were silent for too long. From any thread."""
+        """Reads the new reports, and forgets senders that were silent for too long.
+        From any thread.
+        """
         with self._reading:
-            counts, episodes = {**self._counts}, [*self._episodes]  # a checkpoint may be reading the old ones
+            # A checkpoint may be reading the old ones.
+            counts, episodes = {**self._counts}, [*self._episodes]
             next_episodes = {**self._next_episodes}
             reports = self._take()
             for report in reports:
@@ -277,7 +286,8 @@ _RETRY_SECS = 0.5
 
 
 class CreditLedger:
-    """Keeps the credits of all live collectors in balance with the items that the learner wants. Not thread-safe.
+    """Keeps the credits of all live collectors in balance with the items that the learner wants.
+    Not thread-safe.
 
     In all the learner wants the items that it has used, those that it has dropped as too old, and
     those that it takes

@@ -1,4 +1,5 @@
-"""The fields of requests to a coordinator: what its clients will get of them must be such that they can use it.
+"""The fields of requests to a coordinator:
+what its clients will get of them must be such that they can use it.
 
 A number outside of its range would not fail here, but in the job that reads it next, and again in
 each that is started after that one. So it is refused by its name where it enters. What is kept of

@@ -89,7 +89,8 @@ class CoordinatorServer:
         self.state = State(run_id, options.token is not None)
         self._counting, self._putting = threading.Lock(), threading.Lock()
         self._counts = {'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
-        self._sender: tuple[Request, float] | None = None  # who sends a publication now, and since when
+        # Who sends a publication now, and since when.
+        self._sender: tuple[Request, float] | None = None
         routes: dict[str, Callable[..., Response]] = {
             f'GET {PATH}': self._get,
             f'GET {STATUS_PATH}': lambda request: json_response(self.status()),
@@ -205,7 +206,9 @@ class CoordinatorServer:
         return {'tag': message.tag}
 
     def _take_place(self) -> bool:
-        """Takes the only place for a publication, so that the memory is bounded; a slow sender loses it to the next."""
+        """Takes the only place for a publication, so that the memory is bounded;
+        a slow sender loses it to the next.
+        """
         if self._putting.acquire(blocking=False):
             return True
         if not (sender := self._sender):
@@ -224,7 +227,9 @@ def _claim(request: Request) -> Any:
 
 
 def options(address: str, token: str | None, max_connections: int = MAX_CONNECTIONS) -> ServerOptions:
-    """Returns where a server listens that others reach at `address`: on all networks, unless that is this machine."""
+    """Returns where a server listens that others reach at `address`:
+    on all networks, unless that is this machine.
+    """
     host, _, port = address.rpartition(':')
     everywhere = '::' if ':' in host else '0.0.0.0'  # '::' takes IPv4 too
     listen = host.strip('[]') if host in server_options.LOCAL_HOSTS else everywhere
@@ -268,7 +273,8 @@ def serve(
 
 
 def follow(newest: Newest, reader: WeightsReader, stop: threading.Event) -> None:
-    """Puts each new publication of another server into `newest`, until `stop` is set and `reader` is closed.
+    """Puts each new publication of another server into `newest`,
+    until `stop` is set and `reader` is closed.
 
     While the other server is down, the relay serves what it has.
     """

@@ -64,7 +64,9 @@ class Newest:
             self._changed.notify_all()
 
     def other(self, tag: str | None, secs: float) -> Message | None:
-        """Returns the newest publication as soon as it is not the one with `tag`; None after `secs`."""
+        """Returns the newest publication as soon as it is not the one with `tag`;
+        None after `secs`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._message and self._message.tag != tag), secs)
             return self._message if self._message and self._message.tag != tag else None
@@ -91,7 +93,8 @@ class Claim:
 
 @dataclasses.dataclass
 class _Sender:
-    """What one sender has reported: its newest report, and the episodes that no learner has acknowledged.
+    """What one sender has reported: its newest report,
+    and the episodes that no learner has acknowledged.
 
     Attributes:
       first: the number of the first of these episodes; a sender counts its own.
@@ -117,7 +120,9 @@ class _Sender:
         return int(self.report.counts.get(ENV_STEPS, 0))
 
     def used_steps(self, now: float) -> int:
-        """Returns those that nobody else can take: what was allowed to one that is silent is free again."""
+        """Returns those that nobody else can take:
+        what was allowed to one that is silent is free again.
+        """
         lives = now - self.seen_at <= self.report.lease.ttl_secs
         return max(self.env_steps, self.allowed) if lives else self.env_steps
 
@@ -145,7 +150,8 @@ class State:
         self._learner_state, self._learner_at, self._beats = ENDED, 0.0, 0
         self._credits, self._credits_number = '', 0
         self._senders: dict[str, _Sender] = {}
-        self._known_steps: Mapping[str, int] | None = None  # the environment steps of each sender the learner knows
+        # The environment steps of each sender the learner knows.
+        self._known_steps: Mapping[str, int] | None = None
         self._counts: dict[int, tuple[dict[str, Any], float]] = {}
         self._number = self._newest_version = self._num_bytes = 0
 
@@ -228,7 +234,9 @@ class State:
         return int(self._contract.get('shards', {}).get('number', 0))
 
     def addresses(self, role: str) -> dict[str, Any]:
-        """Returns the addresses of a role by index, and how many replay servers there are (0: not known)."""
+        """Returns the addresses of a role by index,
+        and how many replay servers there are (0: not known).
+        """
         with self._changed:
             return {'addresses': self._addresses.get(role, {}), 'shards': self._num_shards}
 
@@ -246,7 +254,9 @@ class State:
         self._learner_state = state
 
     def put_weights(self, claim: Claim | None, message: Message) -> None:
-        """Takes a publication; raises Conflict if another learner has the run, or its policy version is an old one."""
+        """Takes a publication; raises Conflict if another learner has the run,
+        or its policy version is an old one.
+        """
         self.check(claim)
         version = message.counters.get('policy_version', 0)
         if 0 <= version < self._newest_version:
@@ -295,7 +305,8 @@ class State:
         if limit is None:
             sender.allowed = 0
             return {}
-        if self._known_steps is None:  # a resumed run has taken some: the learner has not said how many
+        # A resumed run has taken some: the learner has not said how many.
+        if self._known_steps is None:
             return {'allowed_env_steps': sender.env_steps, 'env_steps_left': int(limit)}
         earlier = sum(steps for owner, steps in self._known_steps.items() if owner not in self._senders)
         others = [other for other in self._senders.values() if other is not sender]
@@ -368,7 +379,9 @@ class State:
             self._changed.notify_all()
 
     def credits(self, number: int, secs: float) -> tuple[int, str]:
-        """Returns the newest credits, and their number, as soon as it is not `number`; ('' as text) after `secs`."""
+        """Returns the newest credits, and their number, as soon as it is not `number`;
+        ('' as text) after `secs`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._credits and self._credits_number != number), secs)
             return self._credits_number, self._credits if self._credits_number != number else ''
@@ -380,7 +393,9 @@ class State:
             return {'beats': self._beats, 'learner': self._learner_state}
 
     def counts(self) -> dict[str, Any]:
-        """Returns the counts of each replay server's tables, by its index, and how old they are [s]."""
+        """Returns the counts of each replay server's tables, by its index,
+        and how old they are [s].
+        """
         with self._changed:
             now = self._clock()
             return {str(index): {'tables': tables, 'secs': now - at} for index, (tables, at) in self._counts.items()}
@@ -409,7 +424,9 @@ class State:
 
 
 def _size(counts: Mapping[str, float], episodes: Sequence[Mapping[str, float]]) -> int:
-    """Returns about how many bytes they take: an object has 64, a name and its number 100 beside the letters."""
+    """Returns about how many bytes they take: an object has 64,
+    a name and its number 100 beside the letters.
+    """
     return sum(64 + 100 * len(numbers) + len(''.join(numbers)) for numbers in (counts, *episodes))
 
 

@@ -1,4 +1,5 @@
-"""Publications on their way: as bytes, a header in JSON, then the variables one after the other; and their reader.
+"""Publications on their way: as bytes, a header in JSON, then the variables one after the other;
+and their reader.
 
 A message is known by its content: the tag is a digest of the header, which has a digest of each
 variable. So who has a message can be sent the difference to it: a message without the variables
@@ -280,7 +281,8 @@ class WeightsReader:
         return self._servers[0].address
 
     def get(self, known: Message | None, wait_secs: float = _WAIT_SECS) -> Message | None:
-        """Returns the newest publication with all its data; None if it is `known`, or there is none.
+        """Returns the newest publication with all its data;
+        None if it is `known`, or there is none.
 
         Args:
           wait_secs: how long the server waits for another one before it says so [s].
@@ -351,7 +353,9 @@ class WeightsReader:
         return received
 
     def _memory(self, size: int) -> memoryview:
-        """Returns memory for a message: that of an earlier one, or new memory, whose first use takes long."""
+        """Returns memory for a message: that of an earlier one, or new memory,
+        whose first use takes long.
+        """
         fitting = next((i for i, each in enumerate(self._free) if len(each) >= size), None)
         owner = np.empty(size, np.uint8) if fitting is None else self._free.pop(fitting)
         lent = owner[:size]

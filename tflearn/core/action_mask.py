@@ -70,7 +70,9 @@ class ActionMask:
         return rest, parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
     def _parts(self, mask: Any) -> list[tf.Tensor]:
-        """Returns the mask's part for each number of the action, bool [..., number of its choices]."""
+        """Returns the mask's part for each number of the action,
+        bool [..., number of its choices].
+        """
         legal = tf.cast(mask, tf.bool)
         if len(self._sizes) == 1:
             return [legal]
@@ -78,7 +80,8 @@ class ActionMask:
         return [part > 0 for part in tf.split(tf.cast(legal, tf.int32), self._sizes.tolist(), axis=-1)]
 
     def check(self, time_step: ts.TimeStep, step: int) -> None:
-        """Checks that something is legal in time steps [B] of numpy arrays, where an action is to be taken.
+        """Checks that something is legal in time steps [B] of numpy arrays,
+        where an action is to be taken.
 
         Args:
           time_step: the time steps.
@@ -113,7 +116,9 @@ class ActionMask:
         tf.debugging.Assert(tf.reduce_all(passes), [*found, 'need at least one'])
 
     def sample(self, observation: Any, random: np.random.Generator) -> np.ndarray:
-        """Draws legal actions [B, *shape] of observations [B] of numpy arrays, each with the same probability."""
+        """Draws legal actions [B, *shape] of observations [B] of numpy arrays,
+        each with the same probability.
+        """
         mask = np.asarray(tf.nest.flatten(observation)[self._index]) != 0
         drawn = np.where(mask, 1.0, 0.0) + random.random(mask.shape)
         parts = np.split(drawn, np.cumsum(self._sizes)[:-1], axis=1)
@@ -121,7 +126,9 @@ class ActionMask:
         return (chosen.reshape(len(mask), *self._shape) + self._start).astype(self._dtype)
 
     def log_probability(self, observation: Any, action: np.ndarray) -> np.ndarray:
-        """Returns the log-probabilities with which `sample` draws the actions [B, *shape], float64 [B]."""
+        """Returns the log-probabilities with which `sample` draws the actions [B, *shape],
+        float64 [B].
+        """
         mask = np.asarray(tf.nest.flatten(observation)[self._index]) != 0
         ends = np.cumsum(self._sizes)
         num_legal = np.stack([part.sum(axis=1) for part in np.split(mask, ends[:-1], axis=1)], axis=1)
@@ -130,7 +137,9 @@ class ActionMask:
         return np.where(legal, -np.log(np.maximum(num_legal, 1.0)), -np.inf).sum(axis=1)
 
     def even(self, observation: Any) -> np.ndarray:
-        """Returns the probabilities with which `sample` draws each choice of a Discrete action, float64 [B, A]."""
+        """Returns the probabilities with which `sample` draws each choice of a Discrete action,
+        float64 [B, A].
+        """
         mask = np.asarray(tf.nest.flatten(observation)[self._index]) != 0
         return mask / np.maximum(mask.sum(axis=1, keepdims=True), 1.0)
 

@@ -1,5 +1,5 @@
-"""The data of any TF-Agents agent: checks of what it needs, and its preprocessing of sequences. WrappedAgent: an
-agent that changes the data before another agent trains on them.
+"""The data of any TF-Agents agent: checks of what it needs, and its preprocessing of sequences.
+WrappedAgent: an agent that changes the data before another agent trains on them.
 
 `TFAgent.preprocess_sequence` maps collected sequences (`collect_data_spec`) to what `train` takes
 (`training_data_spec`): TF-Agents' PPO agents compute returns and advantages there.
@@ -62,13 +62,17 @@ def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
 
 
 def check_optimizers(agent: Agent) -> None:
-    """Raises TypeError for an optimizer of Keras 3, which `make_slots` and snapshots would not know as one."""
+    """Raises TypeError for an optimizer of Keras 3,
+    which `make_slots` and snapshots would not know as one.
+    """
     for name, part in getattr(agent, '__dict__', {}).items():
         check_keras(f'an agent with {name.lstrip("_")}', part)
 
 
 def is_packaged(agent: Agent) -> bool:
-    """Returns whether an agent is one of tflearn's own, which count each call of `train` as one train step."""
+    """Returns whether an agent is one of tflearn's own,
+    which count each call of `train` as one train step.
+    """
     return type(agent).__module__.partition('.')[0] == __name__.partition('.')[0]
 
 
@@ -83,7 +87,8 @@ def make_policy_variables(agent: Agent) -> None:
 
 
 def check_counting(agent: Agent) -> None:
-    """Checks that a policy that draws integers counts them from their minimum, which not all of TF-Agents' do.
+    """Checks that a policy that draws integers counts them from their minimum,
+    which not all of TF-Agents' do.
 
     Raises:
       ValueError: if it counts from 0.
@@ -105,7 +110,8 @@ def check_counting(agent: Agent) -> None:
 
 
 def demonstrated() -> tf.Tensor | None:
-    """Returns which items of the batch that an agent trains on are demonstrations, bool [B]; None if there are none.
+    """Returns which items of the batch that an agent trains on are demonstrations, bool [B];
+    None if there are none.
 
     For losses of one's own, within `train`.
     """
@@ -123,7 +129,8 @@ def demonstrated_by(info: Any) -> Iterator[None]:
 
 
 def make_slots(agent: Any) -> None:
-    """Makes the optimizers' slots in a fixed order, for an agent that hands them its variables in the order of a set.
+    """Makes the optimizers' slots in a fixed order,
+    for an agent that hands them its variables in the order of a set.
 
     Keras' optimizers number their slots. TF-Agents' TD3, SAC and CQL-SAC would number them by
     memory addresses, so that a checkpoint fits no other process, or slots of equal shapes change
@@ -144,7 +151,9 @@ def make_slots(agent: Any) -> None:
 
 
 def module_tree(agent: Any) -> str:
-    """Returns the agent's parts that have variables, as a list of Markdown: name, class, and the number of values."""
+    """Returns the agent's parts that have variables, as a list of Markdown:
+    name, class, and the number of values.
+    """
     seen: set[int] = set()
     lines: list[str] = []
 
@@ -168,7 +177,8 @@ def own_length(agent: Any) -> int | None:
 
 
 def preprocessing(agent: Any) -> Callable[[Any], Any] | None:
-    """Returns a function from stored sequences [B, T, ...] to what `agent.train` takes; None if they are that already.
+    """Returns a function from stored sequences [B, T, ...] to what `agent.train` takes;
+    None if they are that already.
 
     It calls `preprocess_sequence`, and leaves out the second row where the agent trains on single
     steps ([B, ...], or [B, 1, ...]), since stored sequences have two rows at least.
@@ -187,7 +197,8 @@ def preprocessing(agent: Any) -> Callable[[Any], Any] | None:
 
 
 def preparation(agent: Any) -> Callable[[Any], tuple[Any, tf.Tensor]]:
-    """Returns the function that prepares the sequences of an `Iteration`: the agent's own, or `preprocess_sequence`.
+    """Returns the function that prepares the sequences of an `Iteration`:
+    the agent's own, or `preprocess_sequence`.
 
     Returns:
       A replica's sequences [B, T + 1, ...] -> their samples, and the samples' weights. Of a
@@ -222,7 +233,9 @@ def _outer_dims(agent: Any) -> int:
 
 
 def _overridden(agent: Any) -> bool:
-    """Returns whether an agent has a `preprocess_sequence` of its own: TFAgent's returns the sequences as they are."""
+    """Returns whether an agent has a `preprocess_sequence` of its own:
+    TFAgent's returns the sequences as they are.
+    """
     functions = (getattr(kind, '_preprocess_sequence', None) for kind in type(agent).__mro__)
     first = next((function for function in functions if function), None)
     return first is not None and first.__module__ != 'tf_agents.agents.tf_agent'
@@ -309,7 +322,9 @@ class WrappedAgent(tf.Module):
         return self.collect_data_spec
 
     def convert(self, experience: Any) -> tuple[Any, Any]:
-        """Returns a Trajectory [B, T, ...] as the other agent trains on it, and what `after_train` gets."""
+        """Returns a Trajectory [B, T, ...] as the other agent trains on it,
+        and what `after_train` gets.
+        """
         return experience, None
 
     def after_train(self, converted: Any) -> None:
@@ -357,7 +372,9 @@ class WrappedAgent(tf.Module):
 
 
 class WrappingPolicy:
-    """What policies have in common that change the steps of another one; a base class before `TFPolicy`."""
+    """What policies have in common that change the steps of another one;
+    a base class before `TFPolicy`.
+    """
 
     def _wrap(self, policy: Any, *parts: Any) -> None:
         """Keeps the other policy, and what the constructor takes after it."""

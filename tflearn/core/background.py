@@ -1,4 +1,5 @@
-"""Threads that end their job when they die, or when work takes too long; and work off the calling thread.
+"""Threads that end their job when they die, or when work takes too long;
+and work off the calling thread.
 
 A collective waits forever for a worker that is alive but stuck on its data, a strategy's start-up
 for a worker that never starts, and a single process for a device that hangs. No signal handler of
@@ -24,7 +25,8 @@ _deaths: list[Callable[[str, BaseException], None]] = []  # what is called when 
 
 
 class Thread(threading.Thread):
-    """A daemon thread without which a job cannot go on: if it dies of an error, `ending_with_threads` ends the job.
+    """A daemon thread without which a job cannot go on:
+    if it dies of an error, `ending_with_threads` ends the job.
 
     All threads of tflearn are such threads, so that none can die without a word (a test looks for
     others).
@@ -70,8 +72,8 @@ def ending_with_threads(stop: threading.Event) -> Iterator[None]:
 class Background:
     """Runs the newest submitted work on a thread that exists only while there is work.
 
-    A normal exit of Python waits for the thread, unless it is a daemon; `os._exit`, with which the jobs' programs end,
-    does not: call `join` first. Only one thread may submit work.
+    A normal exit of Python waits for the thread, unless it is a daemon; `os._exit`, with which the
+    jobs' programs end, does not: call `join` first. Only one thread may submit work.
     """
 
     def __init__(self, name: str, daemon: bool = False):
@@ -88,7 +90,9 @@ class Background:
         return self._error is not None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Schedules `work`: at once if there is none, else in the place of work that has not begun. Never blocks."""
+        """Schedules `work`: at once if there is none, else in the place of work that has not begun.
+        Never blocks.
+        """
         with self._lock:
             if self._working:
                 self._next = work
@@ -130,7 +134,9 @@ class Background:
 
 
 def end_process(message: str) -> None:
-    """Prints `message` and the stacks of all threads, and ends the process at once with `TRY_AGAIN_EXIT_STATUS`."""
+    """Prints `message` and the stacks of all threads,
+    and ends the process at once with `TRY_AGAIN_EXIT_STATUS`.
+    """
     logging.error(message)
     sys.stderr.flush()
     faulthandler.dump_traceback(sys.__stderr__ or 2)
@@ -139,7 +145,8 @@ def end_process(message: str) -> None:
 
 @contextlib.contextmanager
 def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
-    """Ends the process, with the stacks of all threads and exit status 1, if a `with` block takes too long.
+    """Ends the process, with the stacks of all threads and exit status 1,
+    if a `with` block takes too long.
 
     It is for TensorFlow's start-up, which holds Python's global interpreter lock while it waits, so
     that no thread of Python, and no `Watchdog`, can run. A process has only one such deadline.
@@ -197,7 +204,9 @@ class Watchdog:
             self._work, self._count = before
 
     def progress(self) -> None:
-        """Restarts the deadline of the present work, because a part of it is done. May be called from any thread."""
+        """Restarts the deadline of the present work, because a part of it is done.
+        May be called from any thread.
+        """
         self._since = self._clock()
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Composition: what environments are made of, by paths, to tell whether two programs made the same ones.
+"""Composition: what environments are made of, by paths,
+to tell whether two programs made the same ones.
 
 That is what pickle would write of a new one: its class and wrappers, and what they keep of their
 arguments. The code of a class does not count, since an object that is restored has that of the
@@ -18,14 +19,16 @@ _RANDOM = (np.random.Generator, np.random.BitGenerator, np.random.RandomState, n
 _PLAIN = (bool, int, float, complex, np.bool_, np.number, str, bytes, type(None))
 _MAX_TEXT = 60
 _MAX_PARTS = 10_000  # of one environment: far beyond those of a usual one
-_DIFFERS = '(differs)'  # the value of a part that is another one in each copy: no argument, but what was drawn
+# The value of a part that is another one in each copy: no argument, but what was drawn.
+_DIFFERS = '(differs)'
 _FEW = 3
 
 _Parts = tuple[dict[str, str], dict[str, str]]
 
 
 def composition(copies: Sequence[Any]) -> dict[str, str]:
-    """Returns the parts of equal environments by their paths: classes, and the values that all copies have.
+    """Returns the parts of equal environments by their paths:
+    classes, and the values that all copies have.
 
     Args:
       copies: new environments, which were not reset yet.
@@ -40,7 +43,9 @@ def _values(copies: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _classes(copies: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Returns the class at each path; where copies have several, that of each, with its number before the path."""
+    """Returns the class at each path; where copies have several, that of each,
+    with its number before the path.
+    """
     found: dict[str, str] = {}
     for path in dict.fromkeys(path for classes in copies for path in classes):
         names = [classes.get(path, 'none') for classes in copies]
@@ -61,12 +66,15 @@ def difference(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
 
 
 def _parts(value: Any) -> _Parts:
-    """Returns the classes of an object and of all that it holds, and the values of what is no object, by path."""
+    """Returns the classes of an object and of all that it holds,
+    and the values of what is no object, by path.
+    """
     classes: dict[str, str] = {}
     values: dict[str, str] = {}
     # All that was opened is kept until the end, so that no two of them have the same id.
     opened: dict[int, Any] = {}
-    pending = collections.deque([('', value)])  # breadth first, since arguments are not deep in an object
+    # Breadth first, since arguments are not deep in an object.
+    pending = collections.deque([('', value)])
     while pending and len(classes) + len(values) < _MAX_PARTS:
         path, each = pending.popleft()
         if (text := _text(each)) is not None:
@@ -104,7 +112,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _inner(value: Any) -> list[tuple[str, Any]]:
-    """Returns the parts of an object, as pickle would write them, and the step of the path to each."""
+    """Returns the parts of an object, as pickle would write them,
+    and the step of the path to each.
+    """
     if isinstance(value, dict):
         return [(f'[{key!r}]', part) for key, part in value.items()]
     if isinstance(value, list | tuple):
@@ -119,7 +129,9 @@ def _inner(value: Any) -> list[tuple[str, Any]]:
 def _reduced(
     function: Any, arguments: Any, state: Any = None, items: Any = None, pairs: Any = None, *_: Any
 ) -> list[tuple[str, Any]]:
-    """Returns the parts in what `__reduce_ex__` of an object returned; see pickle for the arguments."""
+    """Returns the parts in what `__reduce_ex__` of an object returned;
+    see pickle for the arguments.
+    """
     del function
     # The class is the first argument of most.
     found = [(f'({i})', part) for i, part in enumerate(arguments) if not inspect.isclass(part)] + _attributes(state)
@@ -128,7 +140,9 @@ def _reduced(
 
 
 def _attributes(state: Any) -> list[tuple[str, Any]]:
-    """Returns the parts of an object's state: a dict, with those of slots in a second one, or anything else."""
+    """Returns the parts of an object's state: a dict, with those of slots in a second one,
+    or anything else.
+    """
     found: list[tuple[str, Any]] = []
     for i, each in enumerate(state if isinstance(state, tuple) else (state,)):
         found += [(f'.{name}', part) for name, part in each.items()] if isinstance(each, dict) else [(f'.{i}', each)]

@@ -1,4 +1,5 @@
-"""Confidence sequences by betting: claims about two policies from a log of another one, which hold at every look.
+"""Confidence sequences by betting: claims about two policies from a log of another one,
+which hold at every look.
 
 With the logged probability mu(a), w_c = pi_c(a) / mu(a) of a candidate, w_i = pi_i(a) / mu(a) of
 the incumbent, and rewards r in [0, 1], each variable has an expectation of at most the candidate's
@@ -106,7 +107,9 @@ class Variable:
         return Variable(found.real, self.bound, counts.astype(np.float64), shares)
 
     def mean_by(self, clusters: np.ndarray) -> 'Variable':
-        """Returns the mean over each cluster, in the order in which they begin; `clusters` are their names, [N]."""
+        """Returns the mean over each cluster, in the order in which they begin;
+        `clusters` are their names, [N].
+        """
         _, first, index = np.unique(clusters, return_index=True, return_inverse=True)
         means = np.bincount(index, self.values) / np.bincount(index)
         return Variable(means[np.argsort(first)], self.bound)
@@ -173,7 +176,8 @@ def support(candidate: np.ndarray, incumbent: np.ndarray, logged: np.ndarray) ->
 def difference(
     candidate: np.ndarray, incumbent: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, known: Support | None
 ) -> list[Variable]:
-    """Returns the variables whose means are at most the candidate's value less the incumbent's, divided by H steps.
+    """Returns the variables whose means are at most the candidate's value less the incumbent's,
+    divided by H steps.
 
     Args:
       candidate: w_c, the product of the weights of a session up to each step, [N, H].
@@ -203,7 +207,8 @@ def value(weights: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, known
 
         V_c = w (r - c) + c (1 - u)      c in {0, 1/2, 1}; above 0 it needs mu of all actions
 
-    u is the probability with which the policy takes what the log never takes: that has the reward 0.
+    u is the probability with which the policy takes what the log never takes: that has the reward
+    0.
 
     Args:
       weights: w, the product of the weights of a session up to each step, [N, H].
@@ -223,7 +228,8 @@ def value(weights: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, known
 
 
 def refuters(candidate: np.ndarray, incumbent: np.ndarray, known: Support | None) -> list[Variable]:
-    """Returns variables whose means are at most 0 if the logged probabilities are right: weights less 1.
+    """Returns variables whose means are at most 0 if the logged probabilities are right:
+    weights less 1.
 
     Args:
       candidate: pi_c(a) / mu(a) of each decision, a step of a session being one, [N].
@@ -239,7 +245,8 @@ def refuters(candidate: np.ndarray, incumbent: np.ndarray, known: Support | None
 
 
 def log_wealth_of_actions(actions: np.ndarray, logged: np.ndarray, shares: np.ndarray | float = 1.0) -> float:
-    """Returns the log wealth against right probabilities by 1{a} / mu(a) - 1, of a mean of at most 0 for each action a.
+    """Returns the log wealth against right probabilities by 1{a} / mu(a) - 1,
+    of a mean of at most 0 for each action a.
 
     Args:
       actions: the index of each decision's action, [N].
@@ -260,7 +267,9 @@ def log_wealth_of_actions(actions: np.ndarray, logged: np.ndarray, shares: np.nd
 
 
 def log_wealth(variables: Sequence[Variable], shift: float) -> float:
-    """Returns the log of the mean wealth, over variables and bets, against a mean of at most -shift."""
+    """Returns the log of the mean wealth, over variables and bets,
+    against a mean of at most -shift.
+    """
     return log_mean(np.concatenate([each.log_wealths(shift) for each in variables]))
 
 
@@ -270,7 +279,9 @@ def log_mean(logs: np.ndarray) -> float:
 
 
 def lower_bound(variables: Sequence[Variable], alpha: float, low: float, high: float) -> float:
-    """Returns the lower end of the confidence sequence: the least mean in [low, high] that is not refuted."""
+    """Returns the lower end of the confidence sequence:
+    the least mean in [low, high] that is not refuted.
+    """
     threshold = -math.log(alpha)
     if log_wealth(variables, -low) < threshold:
         return low
@@ -281,7 +292,8 @@ def lower_bound(variables: Sequence[Variable], alpha: float, low: float, high: f
 
 
 def likelihood_bound(variable: Variable) -> float:
-    """Returns the lower end of an interval of the mean, for one look; the mean is in [0, 1], the values at least 0.
+    """Returns the lower end of an interval of the mean, for one look;
+    the mean is in [0, 1], the values at least 0.
 
     It is the least mean that no bet refutes, the best one chosen after the fact: the interval by
     empirical likelihood (Owen 2001; Karampatziakis, Langford and Mineiro 2020, "Empirical
@@ -298,7 +310,8 @@ def likelihood_bound(variable: Variable) -> float:
 
 
 def likelihood_ratios(values: np.ndarray, counts: np.ndarray, mean: float) -> np.ndarray:
-    """Returns the log wealth of the best bet against a mean of at most `mean`, of values that are at least 0.
+    """Returns the log wealth of the best bet against a mean of at most `mean`,
+    of values that are at least 0.
 
     Args:
       values: [N].

@@ -1,4 +1,5 @@
-"""The errors that a user can cause and correct: programs print them in one line and end with exit status 2.
+"""The errors that a user can cause and correct:
+programs print them in one line and end with exit status 2.
 
 Everything else that a program raises is a defect, or a failure of the machine: it is shown with its
 traceback. Each class is also the built-in error of its kind, so `except ValueError` catches a
@@ -15,7 +16,9 @@ NEED_ROOM = 'need room; make room, and start the same command again'
 
 
 class UserError(Exception):
-    """The user's input, configuration or environment is wrong. The message says: got X; need Y; do Z."""
+    """The user's input, configuration or environment is wrong. The message says: got X; need Y;
+    do Z.
+    """
 
 
 class UserValueError(UserError, ValueError):
@@ -47,7 +50,9 @@ class UserRuntimeError(UserError, RuntimeError):
 
 
 def is_temporary(error: BaseException | None) -> bool:
-    """Returns whether an error, or its cause, is of the machine: no handles or memory, a lost disk."""
+    """Returns whether an error, or its cause, is of the machine:
+    no handles or memory, a lost disk.
+    """
     while error is not None:
         # TensorFlow's own error is known by its name: this module does not load TensorFlow.
         is_tensorflows = type(error).__name__ == 'ResourceExhaustedError'

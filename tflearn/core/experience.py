@@ -1,4 +1,6 @@
-"""Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
+"""Experience: the data that a learner consumes.
+Tables, writers, rate limiters and batches are derived from it.
+"""
 
 import dataclasses
 import math
@@ -34,12 +36,13 @@ def _check_table(kind: str, settings: Any) -> None:
 
 @checked_dataclass(frozen=True)
 class Prioritization:
-    """How items with large errors are sampled more often, and weights correct for it (Schaul et al. 2016, 1511.05952).
+    """How items with large errors are sampled more often,
+    and weights correct for it (Schaul et al. 2016, 1511.05952).
 
-    An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
-    P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta.
-    Errors are clipped, as in the paper, so the maximum priority is 1: collectors give it to new
-    items without asking the learner.
+    An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn
+    with the probability P = p / (sum of p over the N items in the table), and trained with the
+    weight (N P)^-beta. Errors are clipped, as in the paper, so the maximum priority is 1:
+    collectors give it to new items without asking the learner.
 
     Attributes:
       alpha: 0 samples uniformly, 1 in proportion to the errors; or a schedule. A new value applies
@@ -68,7 +71,8 @@ class Prioritization:
 
 @checked_dataclass(frozen=True)
 class Iteration:
-    """How a learner trains in iterations: several epochs on a batch of new items, which are never used again.
+    """How a learner trains in iterations: several epochs on a batch of new items,
+    which are never used again.
 
     An iteration takes a batch of items for each replica. Each epoch shuffles their steps and
     divides them into the fewest minibatches (train steps) of equal size that hold at most
@@ -117,7 +121,8 @@ class Reuse:
 
 @checked_dataclass(frozen=True)
 class Slicing:
-    """How steps become items: a row is one environment step with all its columns, an item is consecutive rows.
+    """How steps become items: a row is one environment step with all its columns,
+    an item is consecutive rows.
 
     Attributes:
       sequence_length: rows of an item's sequence, which the agent gets [steps]. 2 is one

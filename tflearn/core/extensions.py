@@ -1,4 +1,5 @@
-"""The extensions by what they bring: each name stands for a module, which is loaded where a user asks for it.
+"""The extensions by what they bring: each name stands for a module,
+which is loaded where a user asks for it.
 
 Each verb of the command `tflearn` that an extension brings stands for the extension, whose module
 `cli` has it.
@@ -41,7 +42,9 @@ def load(name: str) -> types.ModuleType:
 
 
 def verb(name: str) -> Verb | None:
-    """Returns a verb of an extension; None if no extension brings it. Raises ImportError, see `imported`."""
+    """Returns a verb of an extension; None if no extension brings it.
+    Raises ImportError, see `imported`.
+    """
     return imported(f'{_PACKAGE}.{VERBS[name]}.cli').VERBS[name] if name in VERBS else None
 
 
@@ -51,7 +54,9 @@ def files(name: str) -> list[pathlib.Path]:
 
 
 def find(name: str) -> types.ModuleType | None:
-    """Returns the module that an extension brings by this name; None if the extension is not there."""
+    """Returns the module that an extension brings by this name;
+    None if the extension is not there.
+    """
     try:
         return load(name)
     except UserImportError:

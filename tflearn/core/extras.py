@@ -1,4 +1,6 @@
-"""Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
+"""Extras: the optional packages by the modules that they install,
+and the command that installs a missing one.
+"""
 
 import contextlib
 import importlib.metadata
@@ -48,7 +50,8 @@ _DISTRIBUTION = 'tflearn-agents'
 
 
 def install_command(module: str) -> str | None:
-    """Returns the command that installs `module` with its extra's packages; None if `module` belongs to no extra.
+    """Returns the command that installs `module` with its extra's packages;
+    None if `module` belongs to no extra.
 
     The command names the packages themselves: this package is on no index, and a wheel comes
     without a checkout.
@@ -65,7 +68,9 @@ def install_command(module: str) -> str | None:
 
 
 def _requirements(extra: str) -> list[str]:
-    """Returns what an extra requires by the metadata of this package; of one that is not installed, the extra."""
+    """Returns what an extra requires by the metadata of this package;
+    of one that is not installed, the extra.
+    """
     mark = re.compile(rf'(;| and) extra == "{extra}"$')
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found = importlib.metadata.requires(_DISTRIBUTION) or ()
@@ -77,7 +82,9 @@ def _requirements(extra: str) -> list[str]:
 
 @contextlib.contextmanager
 def needed_by(user: str) -> Iterator[None]:
-    """Around imports of optional packages: raises UserImportError where `user`, such as 'serving', lacks one."""
+    """Around imports of optional packages: raises UserImportError where `user`, such as 'serving',
+    lacks one.
+    """
     try:
         yield
     except ImportError as error:
@@ -86,13 +93,17 @@ def needed_by(user: str) -> Iterator[None]:
 
 
 def check_installed(module: str, user: str) -> None:
-    """Raises UserImportError if `module` of an extra, which `user` needs, is not installed. Imports nothing."""
+    """Raises UserImportError if `module` of an extra, which `user` needs, is not installed.
+    Imports nothing.
+    """
     if is_missing(module):
         raise UserImportError(f'got no {module}, which {user} needs; need that installed; {install_command(module)}')
 
 
 def default_replay_backend() -> str:
-    """Returns the server that keeps a replay: 'reverb' where it is installed, else 'valkey'. Imports nothing."""
+    """Returns the server that keeps a replay: 'reverb' where it is installed, else 'valkey'.
+    Imports nothing.
+    """
     return 'reverb' if importlib.util.find_spec('reverb') else 'valkey'
 
 
@@ -106,7 +117,8 @@ class _Unraised(Exception):
 
 
 class Absent:
-    """Stands for a package that could not be imported, in code that only some processes use it from.
+    """Stands for a package that could not be imported,
+    in code that only some processes use it from.
 
     Its names are such objects too, so that annotations can be read; its errors are ones that
     nothing raises. Whoever calls one gets the error.

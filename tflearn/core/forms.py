@@ -1,4 +1,5 @@
-"""Forms of JSON messages: a TypedDict says what a file has to hold, and one function finds what differs from it.
+"""Forms of JSON messages: a TypedDict says what a file has to hold,
+and one function finds what differs from it.
 
     class Done(TypedDict):
         reason: str
@@ -71,7 +72,9 @@ def _scalar_fault(value: Any, form: Any, name: str, where: str) -> str | None:
 
 
 def _text_fault(value: Any, name: str, where: str) -> str | None:
-    """Returns which text is none that a program can write: it has half of a pair of surrogates, which JSON can hold."""
+    """Returns which text is none that a program can write: it has half of a pair of surrogates,
+    which JSON can hold.
+    """
     waiting = [(name, value)]
     while waiting:
         name, value = waiting.pop()
@@ -109,7 +112,9 @@ def _length(container: Any) -> int | None:
 
 @functools.cache
 def _fields(form: Any) -> dict[str, tuple[Any, bool]]:
-    """Returns the fields of a TypedDict or a dataclass, each with whether it is needed; {} if it is none."""
+    """Returns the fields of a TypedDict or a dataclass, each with whether it is needed;
+    {} if it is none.
+    """
     if dataclasses.is_dataclass(form):
         defaults = dataclasses.MISSING, dataclasses.MISSING
         needed = {each.name for each in dataclasses.fields(form) if (each.default, each.default_factory) == defaults}

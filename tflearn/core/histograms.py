@@ -10,7 +10,8 @@ def is_recording() -> bool:
 
 
 def write(name: str, values: tf.Tensor, step: tf.Tensor | tf.Variable) -> None:
-    """Writes a histogram of the finite elements of `values`; writes nothing on TPUs, which do not support it.
+    """Writes a histogram of the finite elements of `values`;
+    writes nothing on TPUs, which do not support it.
 
     One operation computes the buckets and their counts. `tf.summary.histogram` uses dozens, half of
     them in

@@ -22,7 +22,9 @@ _MAX_NUMBERS = 256  # of a column; copies of larger ones would cost more than th
 
 
 def concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns tensors [..., n] joined along their last axis, without an operation if a split has just made them."""
+    """Returns tensors [..., n] joined along their last axis,
+    without an operation if a split has just made them.
+    """
     if len(tensors) == 1:
         return tensors[0]
     whole = _divided(tensors, 'SplitV')
@@ -30,7 +32,9 @@ def concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns tensors [...] as one [..., their number], without an operation if an unstack has just made them."""
+    """Returns tensors [...] as one [..., their number],
+    without an operation if an unstack has just made them.
+    """
     whole = _divided(tensors, 'Unpack')
     return tf.stack(tensors, axis=-1) if whole is None else whole
 
@@ -165,7 +169,9 @@ class ColumnLayout:
 
     @property
     def text(self) -> str:
-        """The layout as text, such as 'reward:float32[] observation:float32[4]'. It is sent as the spec's name."""
+        """The layout as text, such as 'reward:float32[] observation:float32[4]'.
+        It is sent as the spec's name.
+        """
         return ' '.join(
             f'{leaf.name or "column"}:{leaf.dtype.name}[{",".join(map(str, leaf.shape))}]' for leaf in self._leaves
         )
@@ -205,19 +211,26 @@ class ColumnLayout:
         return rows
 
     def column(self, rows: np.ndarray, name: str) -> np.ndarray:
-        """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name, [B, *its shape]."""
+        """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name,
+        [B, *its shape].
+        """
         names = [leaf.name for leaf in self._leaves]
         shape, dtype, where = self._columns[names.index(name)]
         return np.ascontiguousarray(rows[:, where]).view(dtype).reshape(len(rows), *shape)
 
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:
-        """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""
+        """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape].
+        Runs in a graph.
+        """
         return self.divide(self.unpack_joined(rows))
 
     def unpack_joined(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Unpacks rows uint8 [..., num_bytes] into the joined tensors [..., *shape]. Runs in a graph."""
+        """Unpacks rows uint8 [..., num_bytes] into the joined tensors [..., *shape].
+        Runs in a graph.
+        """
         outer = rows.shape[:-1].as_list()
-        if outer.count(None) > 1:  # then there may be no rows, so that no dimension follows from the others
+        # Then there may be no rows, so that no dimension follows from the others.
+        if outer.count(None) > 1:
             known = tf.shape(rows)
             outer = [known[i] if size is None else size for i, size in enumerate(outer)]
         outer = [-1 if size is None else size for size in outer]

@@ -25,7 +25,9 @@ _of_thread = threading.local()
 
 @contextlib.contextmanager
 def reported(report: Callable[[], object]) -> Iterator[None]:
-    """Makes what takes long in the block call `report`, about once a second. Its errors end what takes long."""
+    """Makes what takes long in the block call `report`, about once a second.
+    Its errors end what takes long.
+    """
     before = getattr(_of_thread, 'report', None)
     _of_thread.report = report
     try:

@@ -1,4 +1,5 @@
-"""Mean and variance of the values of a global batch, and the variables that keep statistics of them.
+"""Mean and variance of the values of a global batch,
+and the variables that keep statistics of them.
 
 All replicas get the same numbers. Chan et al. 1979, "Updating formulae and a pairwise algorithm for
 computing sample variances", has the way to join those of several batches.
@@ -72,7 +73,9 @@ def join(
 
 
 def grow(largest: tf.Variable, counted: tf.Tensor) -> None:
-    """Assigns the largest absolute value so far with those of a global batch, in replica context; see `of_batch`."""
+    """Assigns the largest absolute value so far with those of a global batch, in replica context;
+    see `of_batch`.
+    """
     context, new = tf.distribute.get_replica_context(), tf.reduce_max(tf.abs(counted), axis=[0, 1])
     # A replica context itself can sum and average only.
     slots = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)

@@ -1,4 +1,5 @@
-"""Ends a process with its parent, however that ends: the kernel of Linux sends a signal (PR_SET_PDEATHSIG).
+"""Ends a process with its parent, however that ends:
+the kernel of Linux sends a signal (PR_SET_PDEATHSIG).
 
 To the kernel the parent is the *thread* that started the process: a thread that ends takes its
 processes along. Elsewhere than on Linux nothing is sent.
@@ -16,7 +17,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int, number: int) -> None:
-    """Arranges that this process gets a signal when its parent ends. Ends it if that has ended already.
+    """Arranges that this process gets a signal when its parent ends.
+    Ends it if that has ended already.
 
     Args:
       parent: the process id of the parent.

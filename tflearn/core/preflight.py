@@ -1,4 +1,6 @@
-"""Checks that this Python can run a job, and reports a fault in one line. Needs only the standard library."""
+"""Checks that this Python can run a job, and reports a fault in one line.
+Needs only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ _LOG_LEVEL = '2'
 def check(
     python_version: tuple[int, int] = sys.version_info[:2], lanes: Mapping[tuple[int, int], Mapping[str, str]] = LANES
 ) -> None:
-    """Checks the version of Python and those of the packages that every job needs, without importing them.
+    """Checks the version of Python and those of the packages that every job needs,
+    without importing them.
 
     Args:
       lanes: how each distribution's version begins, alternatives divided by |, by its name, for
@@ -66,7 +69,9 @@ def check(
 
 
 def _needed(lane: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns what a lane needs here: where TensorFlow for TPUs is installed, what goes with that."""
+    """Returns what a lane needs here: where TensorFlow for TPUs is installed,
+    what goes with that.
+    """
     return TPU if lane is CURRENT and _installed('tensorflow-tpu') else lane
 
 
@@ -94,7 +99,9 @@ def import_from_here() -> None:
 
 
 def import_quietly(*modules: str, finds_gpus: bool = True) -> None:
-    """Imports modules as `quiet_imports` does, by their names; those that are not installed are skipped."""
+    """Imports modules as `quiet_imports` does, by their names;
+    those that are not installed are skipped.
+    """
     with quiet_imports(finds_gpus):
         for module in modules:
             with contextlib.suppress(ModuleNotFoundError):
@@ -103,7 +110,8 @@ def import_quietly(*modules: str, finds_gpus: bool = True) -> None:
 
 @contextlib.contextmanager
 def quiet_imports(finds_gpus: bool = True) -> Iterator[None]:
-    """Makes imports print none of the lines that TensorFlow and gym always print; all other output is kept.
+    """Makes imports print none of the lines that TensorFlow and gym always print;
+    all other output is kept.
 
     The output is buffered during the block. With another TF_CPP_MIN_LOG_LEVEL than '2', which is
     set here, all of it is shown at once.

@@ -1,4 +1,5 @@
-"""Resumable: the state of an object besides its variables, for resumed runs of one process. Needs no TensorFlow.
+"""Resumable: the state of an object besides its variables, for resumed runs of one process.
+Needs no TensorFlow.
 
 So that the worker processes of environments, which import it, start quickly.
 """

@@ -1,4 +1,5 @@
-"""Settings with declared ranges: a range stands with the field or argument that it is for, and one decorator reads it.
+"""Settings with declared ranges: a range stands with the field or argument that it is for,
+and one decorator reads it.
 
     @checked_dataclass(frozen=True)
     class Validation:
@@ -175,7 +176,9 @@ if TYPE_CHECKING:
 else:
 
     def checked_dataclass(cls: type | None = None, /, **options: Any) -> Any:
-        """Decorates a class as `dataclasses.dataclass` does: its fields are checked before its `__post_init__`."""
+        """Decorates a class as `dataclasses.dataclass` does:
+        its fields are checked before its `__post_init__`.
+        """
         if cls is None:
             return functools.partial(checked_dataclass, **options)
         and_then = getattr(cls, '__post_init__', None)

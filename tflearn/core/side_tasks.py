@@ -1,4 +1,6 @@
-"""Side tasks: they stand beside what a job is for, and cannot end it. They poll, log, write summaries and metrics."""
+"""Side tasks: they stand beside what a job is for, and cannot end it.
+They poll, log, write summaries and metrics.
+"""
 
 import collections
 import contextlib
@@ -19,7 +21,8 @@ _failing: dict[str, tuple[float, float]] = {}
 
 @contextlib.contextmanager
 def guarded(what: str, catches: Callable[[Exception], bool] = lambda error: True) -> Iterator[None]:
-    """Guards a side task: its failure is logged and counted in `failures`, and its caller repeats it.
+    """Guards a side task: its failure is logged and counted in `failures`,
+    and its caller repeats it.
 
     Args:
       what: names it, after 'could not': 'write summaries to /runs/a/summaries'.

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without(noise: re.Pattern[str]) -> Iterator[None]:
-    """Holds back what Python and C++ write to stderr, and writes it at the end without the lines that `noise` finds."""
+    """Holds back what Python and C++ write to stderr,
+    and writes it at the end without the lines that `noise` finds.
+    """
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile('w+', buffering=1, encoding='utf-8', errors='replace') as captured:

@@ -1,4 +1,5 @@
-"""Strategies: makes a tf.distribute strategy by its name; the layout of its replicas, workers and input pipelines.
+"""Strategies: makes a tf.distribute strategy by its name;
+the layout of its replicas, workers and input pipelines.
 
 TF_CONFIG, which names several workers, is checked first: TensorFlow hangs on most mistakes in it.
 Batches that the host makes are divided among the replicas of this process.
@@ -74,7 +75,9 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
 
 
 def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
-    """Describes in one line the devices of this process that train, and a GPU that TensorFlow cannot use, if any."""
+    """Describes in one line the devices of this process that train,
+    and a GPU that TensorFlow cannot use, if any.
+    """
     if tf.distribute.get_strategy() is strategy:  # the default strategy does not list its devices
         first = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
         names = [first[0].name]
@@ -128,7 +131,9 @@ class ReplicaLayout:
 
     @property
     def replicas_per_pipeline(self) -> int:
-        """Replicas that each input pipeline feeds: the batches that it provides for one train step."""
+        """Replicas that each input pipeline feeds:
+        the batches that it provides for one train step.
+        """
         return self.replicas // self.input_pipelines
 
     def describe(self, per_replica_batch_size: int) -> str:
@@ -219,7 +224,8 @@ def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
 
 
 def read_tf_config(text: str | None) -> tuple[tuple[str, ...], int]:
-    """Reads TF_CONFIG: 'host:port' of every worker, the chief first, and the index of this process among them.
+    """Reads TF_CONFIG: 'host:port' of every worker, the chief first,
+    and the index of this process among them.
 
     Args:
       text: the environment variable's value; None if it is not set.
@@ -320,7 +326,8 @@ def divided(strategy: tf.distribute.Strategy, element: Any, num_parts: int) -> A
 
 
 def distributed(strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
-    """Returns one value for each replica, for `strategy.run`. In cross-replica context; see `divided`.
+    """Returns one value for each replica, for `strategy.run`. In cross-replica context;
+    see `divided`.
 
     Args:
       strategy: the strategy of the replicas.
@@ -341,7 +348,9 @@ def distributed(strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
 
 
 def only_stop(strategy: tf.distribute.Strategy) -> str | None:
-    """Returns where the batch of a process's only replica goes as soon as it is there; None if it can stay."""
+    """Returns where the batch of a process's only replica goes as soon as it is there;
+    None if it can stay.
+    """
     if isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MirroredStrategy):
         (device,) = strategy.extended.worker_devices
     elif isinstance(strategy, tf.distribute.TPUStrategy):

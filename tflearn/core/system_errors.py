@@ -1,4 +1,6 @@
-"""Errors of the system, and of TensorFlow, that are for the user to correct: no permission, a full disk."""
+"""Errors of the system, and of TensorFlow, that are for the user to correct:
+no permission, a full disk.
+"""
 
 import errno
 import os

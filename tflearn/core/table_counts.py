@@ -40,7 +40,9 @@ class TableCounts:
     signature: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> dict[str, int | float]:
-        """Returns the counts and limits by name, without limits that are none: JSON has no infinity."""
+        """Returns the counts and limits by name, without limits that are none:
+        JSON has no infinity.
+        """
         found = {name: getattr(self, name) for name in (*_COUNTS, *_LIMITS)}
         return {name: number for name, number in found.items() if math.isfinite(number)}
 
@@ -63,7 +65,9 @@ class TableCounts:
 
 
 def summed(parts: Iterable[TableCounts]) -> TableCounts:
-    """Returns the counts of a table of which several servers hold parts, at least one; its limits are the first's."""
+    """Returns the counts of a table of which several servers hold parts, at least one;
+    its limits are the first's.
+    """
     first, *others = parts
     sums = {name: sum(getattr(part, name) for part in (first, *others)) for name in _COUNTS}
     return dataclasses.replace(first, **sums)

@@ -1,4 +1,5 @@
-"""Shared secrets of clients and servers: where they come from, how they travel, how they are compared.
+"""Shared secrets of clients and servers: where they come from, how they travel,
+how they are compared.
 
 A token is never a flag's or a setting's value: those are shown by `ps`, in logs and in saved
 configurations.
@@ -64,5 +65,7 @@ def digest(token: str) -> str:
 
 
 def equal(one: str, other: str) -> bool:
-    """Returns whether two tokens, or two digests, are the same; takes as long wherever they differ."""
+    """Returns whether two tokens, or two digests, are the same;
+    takes as long wherever they differ.
+    """
     return hmac.compare_digest(one.encode(), other.encode())

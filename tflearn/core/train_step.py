@@ -1,4 +1,5 @@
-"""The train step: the one counter that schedules, triggers and file names use, and the seed of what train steps draw.
+"""The train step: the one counter that schedules, triggers and file names use,
+and the seed of what train steps draw.
 
 Also the environment steps, for schedules.
 """
@@ -25,7 +26,8 @@ def create_train_step() -> tf.Variable:
 
 
 class Draws:
-    """What a train step draws, by the agent's seed and the train step alone, so that XLA draws the same.
+    """What a train step draws, by the agent's seed and the train step alone,
+    so that XLA draws the same.
 
     Each draw is another one, in each train step and on each replica. The integers are TensorFlow's
     stateless ones (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"); the floats
@@ -40,7 +42,9 @@ class Draws:
             self._seed = int(tf.random.uniform((), maxval=_LARGEST_SEED, dtype=tf.int32))
 
     def restart(self) -> None:
-        """Counts draws from zero; to be called where the tracing of a train step, or of a loss, begins."""
+        """Counts draws from zero; to be called where the tracing of a train step, or of a loss,
+        begins.
+        """
         self._numbers.next = itertools.count().__next__
 
     def seed(self) -> tf.Tensor:
@@ -62,7 +66,8 @@ class Draws:
 
 
 class EnvSteps:
-    """The run's environment steps, over all collectors, as far as this process knows; for schedules.
+    """The run's environment steps, over all collectors, as far as this process knows;
+    for schedules.
 
     Attributes:
       variable: int64 scalar, which `set_env_steps` sets.

@@ -22,11 +22,14 @@ if TYPE_CHECKING:  # a policy is loaded without the settings of a learner's data
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
 DEMONSTRATED = 'demonstrated'  # which items of a batch are demonstrations, bool [B], in its info
-IDLE = 'idle'  # in the info of environments: bool [B], which of them have no episode and return FIRST
+# In the info of environments: bool [B], which of them have no episode and return FIRST.
+IDLE = 'idle'
 
 
 def waits_for_episodes(info: Mapping[str, np.ndarray]) -> bool:
-    """Returns whether no environment has an episode, by the `BatchedEnvironment.info` of the newest step."""
+    """Returns whether no environment has an episode,
+    by the `BatchedEnvironment.info` of the newest step.
+    """
     return IDLE in info and bool(np.all(info[IDLE]))
 
 
@@ -49,7 +52,9 @@ class EnvironmentSpecs:
 
     @property
     def time_step(self) -> ts.TimeStep:
-        """The time step's spec: step_type int32, reward, discount float32 in [0, 1], observation."""
+        """The time step's spec: step_type int32, reward, discount float32 in [0, 1],
+        observation.
+        """
         return ts.time_step_spec(self.observation, self.reward)
 
 
@@ -186,7 +191,9 @@ class AgentFactory(Protocol):
     """Makes an agent for an environment; hyperparameters are bound beforehand."""
 
     def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: 'Experience') -> Agent:
-        """Makes the agent. Settings of the data, such as the sequence length, come from `experience`."""
+        """Makes the agent. Settings of the data, such as the sequence length,
+        come from `experience`.
+        """
 
 
 def check_agent(agent: Any) -> None:
@@ -216,7 +223,9 @@ def check_keras(what: str, given: Any) -> None:
 
 
 def check_agent_factory(name: str, factory: Callable[..., Any]) -> None:
-    """Raises TypeError for an `AgentFactory` that cannot be called as one; `name` is that of the argument."""
+    """Raises TypeError for an `AgentFactory` that cannot be called as one;
+    `name` is that of the argument.
+    """
     check_call(name, factory, 'functools.partial(dqn.make_agent, gamma=0.99)', 'specs', 'train_step', 'experience')
 
 
@@ -287,7 +296,8 @@ def check_batch(value: Any, spec: types.NestedTensorSpec, num_environments: int,
 
 
 def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the bounds of an integer tensor: (minimum, maximum), int64, both of the tensor's shape.
+    """Returns the bounds of an integer tensor:
+    (minimum, maximum), int64, both of the tensor's shape.
 
     Returns:
       None if the tensor is of another dtype or has no bounds. The dtype's own limits do not count
@@ -312,7 +322,9 @@ def with_shape(
 
 
 def differ_in_start(one: types.TensorSpec, other: types.TensorSpec) -> bool:
-    """Returns whether two tensors of integers have as many choices each, counted from other numbers."""
+    """Returns whether two tensors of integers have as many choices each,
+    counted from other numbers.
+    """
     bounds, others = integer_bounds(one), integer_bounds(other)
     if bounds is None or others is None or bounds[0].shape != others[0].shape:
         return False
@@ -321,7 +333,8 @@ def differ_in_start(one: types.TensorSpec, other: types.TensorSpec) -> bool:
 
 
 def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
-    """Returns the paths of the leaves of a nest, such as 'arm.position' or '0', in the order of `tf.nest.flatten`.
+    """Returns the paths of the leaves of a nest, such as 'arm.position' or '0',
+    in the order of `tf.nest.flatten`.
 
     The path of a single leaf is 'observation'.
     """
@@ -344,5 +357,7 @@ def named_leaves(nest: Any, prefix: str = '') -> dict[str, Any]:
 
 
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:
-    """Returns a nest of zero tensors of `spec` with `outer_dims` in front, to trace a program with."""
+    """Returns a nest of zero tensors of `spec` with `outer_dims` in front,
+    to trace a program with.
+    """
     return tensor_spec.zero_spec_nest(tensor_spec.remove_outer_dims_nest(spec, 0), outer_dims=outer_dims)

@@ -1,4 +1,6 @@
-"""What a verb of the command `tflearn` is: `tflearn compare`. Each extension has those that it brings in its `cli`."""
+"""What a verb of the command `tflearn` is: `tflearn compare`.
+Each extension has those that it brings in its `cli`.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -66,7 +66,9 @@ def wait_until(
 
 
 def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
-    """Returns whether anything listens at `address`, 'host:port'. Without gRPC, which would wait longer each time."""
+    """Returns whether anything listens at `address`, 'host:port'.
+    Without gRPC, which would wait longer each time.
+    """
     host, _, port = address.rpartition(':')
     try:
         socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()
@@ -86,7 +88,8 @@ class Jitter:
         self._random = random.Random(identity)
 
     def next(self, secs: float) -> float:
-        """Returns the pause before the next question: uniform in [secs / 2, 3 * secs / 2), on average `secs`.
+        """Returns the pause before the next question:
+        uniform in [secs / 2, 3 * secs / 2), on average `secs`.
 
         So processes that a lost server has brought together part again.
         """
@@ -118,7 +121,9 @@ class StopEvent(threading.Event):
 
 
 def wants_save(stop: threading.Event) -> bool:
-    """Returns whether the user asked for a checkpoint since the last call; of a `StopEvent` only."""
+    """Returns whether the user asked for a checkpoint since the last call;
+    of a `StopEvent` only.
+    """
     if not (isinstance(stop, StopEvent) and stop.save_requested):
         return False
     stop.save_requested = False
@@ -128,7 +133,8 @@ def wants_save(stop: threading.Event) -> bool:
 
 @contextlib.contextmanager
 def may_exit(stop: threading.Event, before_exit: Callable[[], object]) -> Iterator[None]:
-    """Makes a stop request end the process immediately during a block that cannot be interrupted, such as tracing.
+    """Makes a stop request end the process immediately during a block that cannot be interrupted,
+    such as tracing.
 
     Args:
       stop: the job's stop event; only a `StopEvent` has an effect.
@@ -138,7 +144,8 @@ def may_exit(stop: threading.Event, before_exit: Callable[[], object]) -> Iterat
       Stopped: if `stop` was set before the block.
     """
     if isinstance(stop, StopEvent):
-        stop.before_exit = before_exit  # before the check, so that a request between the two is not missed
+        # Before the check, so that a request between the two is not missed.
+        stop.before_exit = before_exit
     try:
         if stop.is_set():
             raise Stopped('stopped before the start')

@@ -39,7 +39,9 @@ class StopReason(enum.IntEnum):
 
 
 def check_own_stop(reason: StopReason, stop: threading.Event, train_step: int) -> None:
-    """Raises PeerStopped if training was stopped, by a request to another worker: this one cannot go on alone."""
+    """Raises PeerStopped if training was stopped, by a request to another worker:
+    this one cannot go on alone.
+    """
     if reason == StopReason.REQUEST and not stop.is_set():
         raise PeerStopped(
             f'stopped at train step {train_step}, because another worker was asked to stop; start all workers again: '
@@ -48,7 +50,8 @@ def check_own_stop(reason: StopReason, stop: threading.Event, train_step: int) -
 
 
 class Agreement:
-    """Makes the workers of a strategy agree on values. Every worker must make the same calls in the same order.
+    """Makes the workers of a strategy agree on values.
+    Every worker must make the same calls in the same order.
 
     With one worker no collective runs.
 
@@ -62,11 +65,15 @@ class Agreement:
         self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
 
     def on_any(self, flag: bool) -> bool:
-        """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout."""
+        """Returns whether `flag` is set on any worker: a request to stop, data that ended,
+        a timeout.
+        """
         return flag if self._alone else bool(self.values(int(flag)).any())
 
     def least(self, value: int) -> int:
-        """Returns the least `value` of all workers: for example train steps that each may take now."""
+        """Returns the least `value` of all workers:
+        for example train steps that each may take now.
+        """
         return value if self._alone else int(self.values(value).min())
 
     def greatest(self, value: int) -> int:
@@ -74,11 +81,15 @@ class Agreement:
         return value if self._alone else int(self.values(value).max())
 
     def of_chief(self, value: int) -> int:
-        """Returns the chief's `value`: for example a seed that it drew, or what it read from a server."""
+        """Returns the chief's `value`: for example a seed that it drew,
+        or what it read from a server.
+        """
         return value if self._alone else int(self.values(value)[0])
 
     def check_same(self, value: int, what: str) -> None:
-        """Checks that `value` is the same on every worker. Raises ValueError on every worker, if any differs."""
+        """Checks that `value` is the same on every worker.
+        Raises ValueError on every worker, if any differs.
+        """
         values = np.asarray([value]) if self._alone else self.values(value)
         if (values != value).any() or (values != values[0]).any():
             raise UserValueError(
@@ -88,7 +99,8 @@ class Agreement:
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Makes a `with` block without collectives, such as reading files, fail on all workers if it fails on any.
+        """Makes a `with` block without collectives, such as reading files,
+        fail on all workers if it fails on any.
 
         Raises:
           PeerStopped: if it failed on other workers only.
@@ -125,7 +137,8 @@ class Agreement:
 
 
 class StateOfWorkers(tf.train.experimental.PythonState):
-    """A Python state that is another one on each worker, such as a position in its part of the data.
+    """A Python state that is another one on each worker,
+    such as a position in its part of the data.
 
     The chief's checkpoint holds all of them, and each worker restores its own. All workers save at
     the same train step.
@@ -256,7 +269,9 @@ def named_variables(root: Any) -> dict[str, tf.Variable]:
 
 
 def _all_statistics(variables: Any) -> tf.Tensor:
-    """Returns mean, standard deviation, L1 and L2 norm of each variable of this replica: float64 [variables, 4]."""
+    """Returns mean, standard deviation, L1 and L2 norm of each variable of this replica:
+    float64 [variables, 4].
+    """
     rows = []
     for variable in variables:
         value = tf.cast(tf.reshape(variable, (-1,)), tf.float64)
@@ -266,7 +281,9 @@ def _all_statistics(variables: Any) -> tf.Tensor:
 
 
 def _differences(statistics: np.ndarray) -> np.ndarray:
-    """Returns the greatest difference from the first replica, relative where statistics are above 1: [variables, 4]."""
+    """Returns the greatest difference from the first replica,
+    relative where statistics are above 1: [variables, 4].
+    """
     first = statistics[:1]
     with np.errstate(invalid='ignore'):
         relative = np.abs(statistics - first) / np.maximum(np.abs(first), 1.0)

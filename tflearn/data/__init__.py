@@ -1,1 +1,3 @@
-"""Experience in files, with or without an environment; off-policy evaluation of it, and the gate of new policies."""
+"""Experience in files, with or without an environment;
+off-policy evaluation of it, and the gate of new policies.
+"""

@@ -1,4 +1,6 @@
-"""ActionTable: how often each action of a data set was taken, what it earned, and how probable it was."""
+"""ActionTable: how often each action of a data set was taken, what it earned,
+and how probable it was.
+"""
 
 import collections
 import types
@@ -19,7 +21,9 @@ class ActionTable:
         self._names, self._sums = names, collections.defaultdict[int, np.ndarray](lambda: np.zeros(3))
 
     def add(self, actions: np.ndarray, rewards: np.ndarray, probabilities: Any = np.nan) -> None:
-        """Adds rows [N]; probabilities are those of the actions when they were taken, NaN if they are not known."""
+        """Adds rows [N]; probabilities are those of the actions when they were taken,
+        NaN if they are not known.
+        """
         values, of = np.unique(actions, return_inverse=True)
         parts: tuple[Any, ...] = (1.0, rewards, probabilities)
         sums = [np.bincount(of, np.broadcast_to(each, len(of)), len(values)) for each in parts]

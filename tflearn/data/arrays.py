@@ -1,4 +1,6 @@
-"""Episodes of arrays: the steps of a log, one row each, become the rows of episodes, with their ends."""
+"""Episodes of arrays: the steps of a log, one row each, become the rows of episodes,
+with their ends.
+"""
 
 import contextlib
 import pathlib
@@ -38,17 +40,19 @@ def from_arrays(
       observation: what was seen before each action: an array, or a nest of arrays, [N, ...].
       action: what was done, an array or nest [N, ...].
       reward: what came of it, [N].
-      episode: the name or number of each step's episode, [N]; steps of one stand together, in their order. Without it
-        each step is an episode of its own.
-      truncated: whether the episode was cut off after the step, although the task went on, bool [N]; it counts for the
-        last step of each episode.
-      policy_info: what is known of the policy, such as {'log_probability': float32 [N]} for off-policy evaluation.
-      specs: the specs of the environment. Without them observations have no bounds, and an action of integers is a
-        choice from 0 to the greatest one of the data.
+      episode: the name or number of each step's episode, [N]; steps of one stand together, in their
+        order. Without it each step is an episode of its own.
+      truncated: whether the episode was cut off after the step, although the task went on, bool
+        [N]; it counts for the last step of each episode.
+      policy_info: what is known of the policy, such as {'log_probability': float32 [N]} for
+        off-policy evaluation.
+      specs: the specs of the environment. Without them observations have no bounds, and an action
+        of integers is a choice from 0 to the greatest one of the data.
       metadata: what is known of the data. JSON.
 
     Raises:
-      ValueError: if the arrays do not have one row for each step, or the data set has other columns.
+      ValueError: if the arrays do not have one row for each step, or the data set has other
+        columns.
     """
     given = (observation, action, np.asarray(reward, np.float32), policy_info)
     observation, action, reward, policy_info = tf.nest.map_structure(np.asarray, given)
@@ -77,8 +81,9 @@ def rows_of(
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Returns complete episodes as `EpisodeWriter.write_all` takes them.
 
-    Their steps stand one after the other; `begins` are the first ones', int64 [E]. Nobody knows what was seen after the
-    last action. The row there repeats the last observation, which counts only where an episode was cut off.
+    Their steps stand one after the other; `begins` are the first ones', int64 [E]. Nobody knows
+    what was seen after the last action. The row there repeats the last observation, which counts
+    only where an episode was cut off.
     """
     num_steps = len(reward)
     ends = np.r_[begins[1:], num_steps]

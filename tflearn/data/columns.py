@@ -1,4 +1,6 @@
-"""The columns of a data set: what an episode file holds for each step, and the file that describes them."""
+"""The columns of a data set: what an episode file holds for each step,
+and the file that describes them.
+"""
 
 import contextlib
 import dataclasses
@@ -64,7 +66,9 @@ class Column:
         return math.prod(self.shape) * self.given.itemsize
 
     def encode(self, values: np.ndarray) -> memoryview:
-        """Returns the bytes of values [T, *shape], if possible without a copy; raises ValueError for others."""
+        """Returns the bytes of values [T, *shape], if possible without a copy;
+        raises ValueError for others.
+        """
         if values.shape[1:] != self.shape or values.dtype != self.given:
             raise UserValueError(f'got {self.name} with shape {values.shape[1:]}, {values.dtype}; need {self}')
         stored = values.astype(self.stored, order='C', copy=False)
@@ -96,7 +100,9 @@ def columns_of(spec: types.NestedTensorSpec) -> tuple[Column, ...]:
 
 
 def data_spec(specs: EnvironmentSpecs, policy_info: types.NestedTensorSpec = ()) -> trajectory.Trajectory:
-    """Returns the spec of a Trajectory: a step in an environment, with what the policy records of it."""
+    """Returns the spec of a Trajectory: a step in an environment,
+    with what the policy records of it.
+    """
     time_step = specs.time_step
     return trajectory.Trajectory(
         step_type=time_step.step_type,
@@ -182,7 +188,9 @@ def write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> None
 
 
 def read_specs(directory: pathlib.Path) -> EnvironmentSpecs:
-    """Returns the specs of the environment that the data are of; raises ValueError like `read_columns`."""
+    """Returns the specs of the environment that the data are of;
+    raises ValueError like `read_columns`.
+    """
     _read(directory)
     try:
         return EnvironmentSpecs(**tensor_spec.from_pbtxt_file(str(directory / SPECS)))
@@ -208,7 +216,9 @@ def from_json(described: Mapping[str, Any]) -> tuple[EnvironmentSpecs, tuple[Col
 
 
 def have_weights(directories: Sequence[pathlib.Path]) -> bool:
-    """Returns whether data sets have the column of `WEIGHT`; raises ValueError if only some have."""
+    """Returns whether data sets have the column of `WEIGHT`;
+    raises ValueError if only some have.
+    """
     name = f'policy_info.{WEIGHT}'
     having = [each for each in directories if name in {column.name for column in read_columns(each)}]
     if having and (without := set(directories) - set(having)):
@@ -217,7 +227,9 @@ def have_weights(directories: Sequence[pathlib.Path]) -> bool:
 
 
 def difference(got: Sequence[Column], need: Sequence[Column]) -> str:
-    """Returns the columns of `got` that are not in `need`; of `need` those that `got` lacks, if there are none."""
+    """Returns the columns of `got` that are not in `need`;
+    of `need` those that `got` lacks, if there are none.
+    """
     other = [str(column) for column in got if column not in need]
     return ', '.join(other) or f'no {", ".join(str(column) for column in need if column not in got)}'
 
@@ -309,7 +321,8 @@ def derive(column: Column, episode: Mapping[Column, np.ndarray]) -> np.ndarray:
 
     Args:
       column: which one.
-      episode: the values [T, ...] of the columns that a file holds; if it has several rewards, they are added.
+      episode: the values [T, ...] of the columns that a file holds; if it has several rewards, they
+        are added.
     """
     named = {stored.name: values for stored, values in episode.items()}
     step_type = named['step_type']

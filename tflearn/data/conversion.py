@@ -63,7 +63,8 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
 
 
 def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tuple[int, int]:
-    """Copies the episodes that pass the filters of `dataset` to a new data set. Damaged records are left out.
+    """Copies the episodes that pass the filters of `dataset` to a new data set.
+    Damaged records are left out.
 
     Args:
       dataset: the episodes.

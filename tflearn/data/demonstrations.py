@@ -1,4 +1,6 @@
-"""What a run does with recorded episodes besides the steps that it collects itself: settings, and what they need."""
+"""What a run does with recorded episodes besides the steps that it collects itself:
+settings, and what they need.
+"""
 
 from typing import Annotated
 
@@ -15,18 +17,20 @@ _ALONE = 'train on demonstrations alone with num_pretrain_steps, or with the job
 class Demonstrations:
     """Recorded episodes that a run trains on besides the steps that it collects itself.
 
-    The learner holds them in memory (at most `max_mirror_gb` of the replay) to the end of the run, and draws them
-    uniformly, with a weight of 1 where the run's own items are drawn by priority. With a queue PPO imitates them
-    (`agents.self_imitation`); it takes `dataset` and a constant `share` only.
+    The learner holds them in memory (at most `max_mirror_gb` of the replay) to the end of the run,
+    and draws them uniformly, with a weight of 1 where the run's own items are drawn by priority.
+    With a queue PPO imitates them (`agents.self_imitation`); it takes `dataset` and a constant
+    `share` only.
 
     Attributes:
       dataset: the episodes.
-      share: the share of demonstrations in each batch, at least 0 and below 1, rounded to items of a replica's batch;
-        or a schedule of the train step. Only the other items count for `samples_per_insert`.
-      num_pretrain_steps: the run's first train steps, which are on demonstrations alone; collection begins after them.
-        They count for `num_train_steps` and for schedules.
-      fill_replay: whether the replay begins with the episodes. There they are drawn and removed like all others; they
-        count for `min_size`, but not for `samples_per_insert`.
+      share: the share of demonstrations in each batch, at least 0 and below 1, rounded to items of
+        a replica's batch; or a schedule of the train step. Only the other items count for
+        `samples_per_insert`.
+      num_pretrain_steps: the run's first train steps, which are on demonstrations alone; collection
+        begins after them. They count for `num_train_steps` and for schedules.
+      fill_replay: whether the replay begins with the episodes. There they are drawn and removed
+        like all others; they count for `min_size`, but not for `samples_per_insert`.
     """
 
     dataset: Dataset
@@ -47,7 +51,9 @@ class Demonstrations:
         return callable(self.share) or self.share > 0 or self.num_pretrain_steps > 0
 
     def check(self, experience: Experience) -> None:
-        """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
+        """Raises a ValueError if such an experience cannot have demonstrations,
+        or a batch has no room for them.
+        """
         replay, size = experience.replay, experience.per_replica_batch_size
         if not replay.learns_from_old_items:
             self._check_queue()
@@ -88,10 +94,12 @@ class Demonstrations:
 
 @checked_dataclass(frozen=True)
 class Cloning:
-    """Behavioural cloning of recorded episodes, with whose policy a run of another agent begins, such as PPO.
+    """Behavioural cloning of recorded episodes, with whose policy a run of another agent begins,
+    such as PPO.
 
-    The train job clones before it trains, while collectors wait; the policies' variables need equal names and shapes,
-    so the networks' options are bound once, for both agents. It is done when the run has a checkpoint.
+    The train job clones before it trains, while collectors wait; the policies' variables need equal
+    names and shapes, so the networks' options are bound once, for both agents. It is done when the
+    run has a checkpoint.
 
     Attributes:
       dataset: the episodes.

@@ -1,6 +1,8 @@
-"""What a data set's description says of its origin: the environment, the versions, and each recording of episodes.
+"""What a data set's description says of its origin:
+the environment, the versions, and each recording of episodes.
 
-And which data sets have episodes in common, by the digests of their files and of those that they were made of.
+And which data sets have episodes in common, by the digests of their files and of those that they
+were made of.
 """
 
 import functools
@@ -23,14 +25,17 @@ VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their ca
 # Of data from logs: what the column map states of the rewards and episodes.
 STATED, SLOTS = 'stated', 'independent_slots'
 MISSING = 'missing'  # of data from logs: the numbers that stand for missing ones, by the column map
-WEIGHED = 'weighed'  # whether decisions stand several times in it, or none, by their weights: it only trains
+# Whether decisions stand several times in it, or none, by their weights: it only trains.
+WEIGHED = 'weighed'
 TRAINED_ON = 'trained_on'  # of an exported policy: the `lineage` of its data
 _END_BYTES = 1 << 16  # of a file that its digest is of: its begin and its end
-_OPERATIVE = 'gin/operative'  # the text of a program's hooks that has what configured functions have used
+# The text of a program's hooks that has what configured functions have used.
+_OPERATIVE = 'gin/operative'
 
 
 def origin(make_environment: EnvironmentFactory, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the function that made the environment, with its settings, and the versions of the libraries.
+    """Returns the function that made the environment, with its settings,
+    and the versions of the libraries.
 
     Args:
       make_environment: the function, which has been called.
@@ -57,7 +62,9 @@ def versions() -> dict[str, str]:
 
 
 def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: EpisodeWriter) -> None:
-    """Adds what a call has written to the description: `facts`, its episodes, steps and returns; nothing if none."""
+    """Adds what a call has written to the description: `facts`, its episodes, steps and returns;
+    nothing if none.
+    """
     returns = writer.returns
     if not (num_episodes := returns.count + returns.missing + returns.infinite):
         return
@@ -74,13 +81,16 @@ def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) 
 
 
 def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | None:
-    """Returns the vocabularies of data sets, by the names of their categories, if all have the same."""
+    """Returns the vocabularies of data sets, by the names of their categories,
+    if all have the same.
+    """
     first, *others = (read_json(directory / VOCABULARIES, dict[str, list[str]]) for directory in directories)
     return first if all(other == first for other in others) else None
 
 
 def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, Any]:
-    """Returns what all data sets state alike: `SLOTS` and fields of `GateOptions`, such as `low` and `longest`.
+    """Returns what all data sets state alike: `SLOTS` and fields of `GateOptions`,
+    such as `low` and `longest`.
 
     With `of=MISSING`: the numbers that stand for missing ones, by the names of their parts.
     """
@@ -100,7 +110,9 @@ def weighed(directories: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 
 
 def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
-    """Returns of each data set its path and digest, of which data sets it was made, and how they were split."""
+    """Returns of each data set its path and digest, of which data sets it was made,
+    and how they were split.
+    """
     found = []
     for directory in directories:
         facts = columns.read_metadata(directory)
@@ -121,23 +133,30 @@ def may_share_episodes(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping
 
 
 def _splits(described: Sequence[Mapping[str, Any]], below: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yields the digest of each data set and of those that it was made of, and how these were split on the way."""
+    """Yields the digest of each data set and of those that it was made of,
+    and how these were split on the way.
+    """
     for each in described:
         yield each['digest'], below
         yield from _splits(each['from'], ((each['split'], *below) if each['split'] else below))
 
 
 def _overlap(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether two chains of splits of one data set, the first split first, may have an episode in common."""
+    """Returns whether two chains of splits of one data set, the first split first,
+    may have an episode in common.
+    """
     for one, other in zip(ours, theirs, strict=False):
         if one == other:
             continue
-        return {**one, 'part': None} != {**other, 'part': None}  # else they are the two parts of one split
+        # Else they are the two parts of one split.
+        return {**one, 'part': None} != {**other, 'part': None}
     return True
 
 
 def _digest(directory: pathlib.Path) -> str:
-    """Returns a digest of a data set's files: their names, sizes, begins and ends, so that it takes no time."""
+    """Returns a digest of a data set's files: their names, sizes, begins and ends,
+    so that it takes no time.
+    """
     digest = hashlib.sha256()
     for shard in find_shards(directory):
         size = shard.path.stat().st_size

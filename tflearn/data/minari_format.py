@@ -1,7 +1,9 @@
-"""Episodes as a Minari dataset (Farama), written and read by the `minari` package, in its HDF5 layout.
+"""Episodes as a Minari dataset (Farama), written and read by the `minari` package,
+in its HDF5 layout.
 
-A step of Minari has observation, action, reward, termination and truncation. A column that does not follow from these,
-such as the log-probability of an action, is in the infos under its own name, with all rows of the episode.
+A step of Minari has observation, action, reward, termination and truncation. A column that does not
+follow from these, such as the log-probability of an action, is in the infos under its own name,
+with all rows of the episode.
 """
 
 import pathlib
@@ -23,7 +25,9 @@ _OWN = 'tflearn'  # what is stored in the metadata besides Minari's own
 
 
 def directory_of(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the directory of a Minari dataset's files: `path`, or its folder `data`; None if it is none."""
+    """Returns the directory of a Minari dataset's files: `path`, or its folder `data`;
+    None if it is none.
+    """
     return next((each for each in (path, path / 'data') if (each / 'main_data.hdf5').exists()), None)
 
 
@@ -76,7 +80,8 @@ def write(
 def read(
     path: pathlib.Path, spaces: Any
 ) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict[str, Any], Iterator[list[np.ndarray]]]:
-    """Returns the environment's specs, the columns, the metadata, and an iterator over the leaves of the episodes.
+    """Returns the environment's specs, the columns, the metadata,
+    and an iterator over the leaves of the episodes.
 
     Args:
       path: see `directory_of`.
@@ -138,7 +143,9 @@ def _parts(episode: Mapping[str, np.ndarray], specs: EnvironmentSpecs) -> dict[s
 
 
 def _columns_of_parts(observation: Any, action: Any, reward: np.ndarray, terminated: bool) -> dict[str, np.ndarray]:
-    """Returns the columns that follow from Minari's steps; zeros for the action of the boundary row."""
+    """Returns the columns that follow from Minari's steps;
+    zeros for the action of the boundary row.
+    """
     num_rows = len(reward) + 1
     actions = tf.nest.map_structure(
         lambda leaf: np.concatenate([leaf[: num_rows - 1], np.zeros_like(leaf[:1])]), action

@@ -1,4 +1,6 @@
-"""EpisodeReader: files of episodes -> episodes of the columns that an agent needs. Damaged records are skipped."""
+"""EpisodeReader: files of episodes -> episodes of the columns that an agent needs.
+Damaged records are skipped.
+"""
 
 import contextlib
 import dataclasses
@@ -39,8 +41,9 @@ class Dataset:
 
     Attributes:
       paths: directories that `tflearn data` has written, or patterns of such, such as 'data/*'.
-      weights: one for each of `paths`: each batch has sequences of all of them, in these proportions; then the other
-        settings hold for each path by itself. () draws from all episodes alike.
+      weights: one for each of `paths`: each batch has sequences of all of them, in these
+        proportions; then the other settings hold for each path by itself. () draws from all
+        episodes alike.
       min_return: the smallest return of an episode that is read; None reads all.
       max_return: the greatest return of an episode that is read; None reads all.
       max_episodes: episodes that are read, of all files; None reads all.
@@ -63,7 +66,9 @@ class Dataset:
             )
 
     def parts(self) -> list['Dataset']:
-        """Returns the data sets that the weights are of: one for each path; this one if there are no weights."""
+        """Returns the data sets that the weights are of: one for each path;
+        this one if there are no weights.
+        """
         if not self.weights:
             return [self]
         return [dataclasses.replace(self, paths=[path], weights=()) for path in self.paths]
@@ -74,11 +79,13 @@ class Part:
     """The part of a data set's episodes that a reader reads.
 
     Attributes:
-      validation_share: the share of episodes that are kept for validation; the content of an episode decides, so it
-        stays the same when others are added, and equal episodes are on one side.
+      validation_share: the share of episodes that are kept for validation; the content of an
+        episode decides, so it stays the same when others are added, and equal episodes are on one
+        side.
       validation: read those that are kept for validation, not the others.
       pipeline: the index of the input pipeline that reads.
-      num_pipelines: input pipelines that divide the data: by files, or by episodes if there are fewer files.
+      num_pipelines: input pipelines that divide the data: by files, or by episodes if there are
+        fewer files.
     """
 
     validation_share: Annotated[float, Range(least=0, below=1)] = 0.0
@@ -91,7 +98,9 @@ class Part:
             raise UserValueError(f'got pipeline {self.pipeline} of {self.num_pipelines}; need an index below that')
 
     def files(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Returns the files that hold episodes of this pipeline: about the same number of steps for each."""
+        """Returns the files that hold episodes of this pipeline:
+        about the same number of steps for each.
+        """
         if self._divides_episodes(shards):
             return list(shards)
         loads = [0] * self.num_pipelines
@@ -136,8 +145,9 @@ class EpisodeReader:
 
         Args:
           dataset: which episodes are read.
-          data_spec: the spec of a Trajectory without outer dimensions; columns that it does not have are not read,
-            and `columns.DERIVED` are computed. None reads all columns of the first data set.
+          data_spec: the spec of a Trajectory without outer dimensions; columns that it does not
+            have are not read, and `columns.DERIVED` are computed. None reads all columns of the
+            first data set.
           need_finite: whether an episode with a number that is NaN or infinite counts as damaged.
           part: which part of them is read.
 
@@ -190,7 +200,8 @@ class EpisodeReader:
         return sum(shard.episodes for shard in self._shards)
 
     def episodes(self) -> Iterator[Any]:
-        """Yields the episodes: Trajectories of arrays [T, ...]; without a spec, dicts of arrays by column.
+        """Yields the episodes: Trajectories of arrays [T, ...];
+        without a spec, dicts of arrays by column.
 
         Raises:
           RuntimeError: if more records are damaged than the data set allows.
@@ -198,7 +209,9 @@ class EpisodeReader:
         return (episode for _, episode in self.records())
 
     def records(self) -> Iterator[tuple[bytes, Any]]:
-        """Yields each episode's bytes in its file, a `tf.train.Example`, and the episode; see `episodes`."""
+        """Yields each episode's bytes in its file, a `tf.train.Example`, and the episode;
+        see `episodes`.
+        """
         self.num_read = self.num_damaged = 0
         num_passed = 0  # the filters
         for shard in self._shards:
@@ -227,8 +240,9 @@ class EpisodeReader:
           begin: files that are passed over, and records of the next one.
 
         Returns:
-          Of several episodes at a time, what `begin` has to be to go on after them; and the episodes, joined: a
-          Trajectory of arrays [T, ...], in which each begins with its FIRST row.
+          Of several episodes at a time, what `begin` has to be to go on after them; and the
+          episodes, joined: a Trajectory of arrays [T, ...], in which each begins with its FIRST
+          row.
 
         Raises:
           RuntimeError: if more records are damaged than the data set allows.
@@ -243,7 +257,9 @@ class EpisodeReader:
                     yield (i, number), episodes
 
     def _try(self, record: bytes, where: str) -> tuple[bool, Any]:
-        """Returns whether a record passes the filters; and its episode, None if it does not or is of another part."""
+        """Returns whether a record passes the filters;
+        and its episode, None if it does not or is of another part.
+        """
         try:
             passes, features = self._chosen(record)
             return passes, None if features is None else self._episode([features])
@@ -252,7 +268,9 @@ class EpisodeReader:
             return False, None
 
     def _join(self, shard: Shard, group: Sequence[tuple[bytes, str]]) -> Any:
-        """Returns the episodes of those of several records that are read, joined; None if there are none."""
+        """Returns the episodes of those of several records that are read, joined;
+        None if there are none.
+        """
         try:
             chosen = [features for record, _ in group if (features := self._chosen(record)[1]) is not None]
             return self._episode(chosen) if chosen else None
@@ -262,13 +280,16 @@ class EpisodeReader:
             return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *episodes) if episodes else None
 
     def _chosen(self, record: bytes) -> tuple[bool, Features | None]:
-        """Returns whether a record passes the filters; and its features, None if it does not or is of another part."""
+        """Returns whether a record passes the filters;
+        and its features, None if it does not or is of another part.
+        """
         features = tf.train.Example.FromString(record).features.feature
         passes = self._passes(features)
         return passes, features if passes and self._part.holds(record) else None
 
     def _groups(self, shard: Shard, passed_over: int) -> Iterator[tuple[int, list[tuple[bytes, str]]]]:
-        """Yields several records of a file, and how many were read by then; passes over the first ones.
+        """Yields several records of a file, and how many were read by then;
+        passes over the first ones.
 
         A group ends at the same record wherever the first one begins.
         """
@@ -283,7 +304,9 @@ class EpisodeReader:
             yield number, group
 
     def _own_records(self, shard: Shard, by_episode: bool = False) -> Iterator[tuple[bytes, str]]:
-        """Yields those of this pipeline; of one episode each, where one may be read and another one not."""
+        """Yields those of this pipeline; of one episode each,
+        where one may be read and another one not.
+        """
         records, limits = self._records(shard), (self._dataset.min_return, self._dataset.max_return)
         if by_episode or self._every > 1 or self._part.validation_share or limits != (None, None):
             records = self._single(shard, records)
@@ -321,7 +344,8 @@ class EpisodeReader:
             except tf.errors.OpError as error:
                 self._skip(f'{path} at byte {offset}{" of what is compressed" if compressed else ""}', error)
             after = -1 if compressed else _end_of_record(path, offset)
-            if not offset < after <= size:  # the length itself is damaged, or the file ends within the record
+            # The length itself is damaged, or the file ends within the record.
+            if not offset < after <= size:
                 return
             offset = after
 
@@ -355,7 +379,9 @@ class EpisodeReader:
 
 
 def with_unknown(dataset: Dataset, data_spec: types.NestedTensorSpec | None = None) -> dict[str, EpisodeReader]:
-    """Returns readers of data sets, by '', and of those in their directories `UNKNOWN`, by that, if there are any."""
+    """Returns readers of data sets, by '', and of those in their directories `UNKNOWN`, by that,
+    if there are any.
+    """
     readers = {'': EpisodeReader(dataset, data_spec)}
     found = [directory / UNKNOWN for directory in readers[''].directories]
     if unknown := [str(path) for path in found if path.exists()]:
@@ -364,7 +390,9 @@ def with_unknown(dataset: Dataset, data_spec: types.NestedTensorSpec | None = No
 
 
 def find_directories(dataset: Dataset) -> list[pathlib.Path]:
-    """Returns the data sets' directories, in the order of the paths; raises ValueError for a path without one."""
+    """Returns the data sets' directories, in the order of the paths;
+    raises ValueError for a path without one.
+    """
     return [directory for path in dataset.paths for directory in _directories(path)]
 
 
@@ -413,21 +441,26 @@ def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Seq
 
 
 def _at_once(shard: Shard) -> int:
-    """Returns how many records are decoded together: a call of numpy takes longer than a short episode."""
+    """Returns how many records are decoded together:
+    a call of numpy takes longer than a short episode.
+    """
     return max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE * shard.episodes // max(1, _size(shard.path))))
 
 
 def _size(path: pathlib.Path) -> int:
     """Returns the size of a file [bytes]; raises OSError for one that cannot be read."""
     try:
-        with path.open('rb'):  # TensorFlow's error for a file that cannot be opened is that of a damaged record
+        # TensorFlow's error for a file that cannot be opened is that of a damaged record.
+        with path.open('rb'):
             return path.stat().st_size
     except OSError as error:
         raise UserOSError(f'got {path}, which cannot be read ({error.strerror}); need a readable file') from error
 
 
 def _end_of_record(path: pathlib.Path, offset: int) -> int:
-    """Returns where the record ends that begins at `offset`, by its header; -1 if the file ends before."""
+    """Returns where the record ends that begins at `offset`, by its header;
+    -1 if the file ends before.
+    """
     with contextlib.suppress(tf.errors.DataLossError):
         for length in record_files.lengths(path, offset):
             return offset + length + record_files.FRAME_BYTES

@@ -1,9 +1,11 @@
-"""Episodes <-> records: a record is the bytes of a `tf.train.Example`, which holds each column of all steps.
+"""Episodes <-> records: a record is the bytes of a `tf.train.Example`,
+which holds each column of all steps.
 
-It is of one episode, or of some short ones, such as decisions, whose columns stand one after the other.
+It is of one episode, or of some short ones, such as decisions, whose columns stand one after the
+other.
 
-One call of numpy for each column of many episodes, not of each step or each episode: so a collector hardly notices that
-it is recorded, and a stream of episodes feeds a learner.
+One call of numpy for each column of many episodes, not of each step or each episode: so a collector
+hardly notices that it is recorded, and a stream of episodes feeds a learner.
 """
 
 import functools
@@ -46,9 +48,11 @@ class Records(NamedTuple):
 
 
 class Encoder:
-    """Makes records of episodes, of many in one call: most of the time of a short one would be spent in calls.
+    """Makes records of episodes, of many in one call:
+    most of the time of a short one would be spent in calls.
 
-    What stands around the numbers of a record depends on the lengths of its episodes, so it is made once for each.
+    What stands around the numbers of a record depends on the lengths of its episodes, so it is made
+    once for each.
     """
 
     def __init__(self, columns: Sequence[Column]):
@@ -63,7 +67,9 @@ class Encoder:
         self._frames: dict[bytes, list[bytes]] = {}
 
     def __call__(self, episode: Any) -> Records:
-        """Encodes one episode: a Trajectory of arrays [T, ...], or its leaves; raises ValueError for other columns."""
+        """Encodes one episode: a Trajectory of arrays [T, ...], or its leaves;
+        raises ValueError for other columns.
+        """
         arrays = [np.asarray(leaf) for leaf in (episode if isinstance(episode, list) else tf.nest.flatten(episode))]
         num_rows = len(arrays[self._step_type])
         for column, array in zip(self._columns, arrays, strict=True):
@@ -75,7 +81,8 @@ class Encoder:
         """Encodes several episodes; returns their records.
 
         Args:
-          arrays: the leaves of a Trajectory [N, ...], with the rows of all episodes, in any order of episodes.
+          arrays: the leaves of a Trajectory [N, ...], with the rows of all episodes, in any order
+            of episodes.
           begins: the index of each one's first row, int64 [E].
           ends: the index after each one's last row, int64 [E].
 
@@ -98,7 +105,9 @@ class Encoder:
         return Records(*found.tolist())
 
     def encode_together(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Records:
-        """Encodes episodes that stand one after the other, some of them in one record; see `encode`."""
+        """Encodes episodes that stand one after the other, some of them in one record;
+        see `encode`.
+        """
         most = np.clip(_BYTES_TOGETHER // self._row_bytes // (ends - begins).max(), 1, _MAX_TOGETHER)
         return self._encode_runs(arrays, begins, ends, [*range(0, len(begins), most), len(begins)])
 
@@ -145,7 +154,9 @@ class Encoder:
         return Records(data.view(f'V{len(record)}')[:, 0].tolist(), num_steps, totals, [1] * count)
 
     def _frame(self, lengths: Sequence[int]) -> list[bytes]:
-        """Returns what comes before the data of each column of episodes of these rows, and before their returns."""
+        """Returns what comes before the data of each column of episodes of these rows,
+        and before their returns.
+        """
         counts = b''.join(map(_varint, lengths))
         if counts not in self._frames:
             if len(self._frames) == _MAX_FRAMES:
@@ -159,7 +170,8 @@ class Encoder:
 
 
 def _frame(fields: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]) -> list[bytes]:
-    """Returns what comes before the data of each field in a `tf.train.Example`, in protocol buffers' wire format.
+    """Returns what comes before the data of each field in a `tf.train.Example`,
+    in protocol buffers' wire format.
 
     Args:
       fields: the name of each, and the tag of its kind.
@@ -171,13 +183,16 @@ def _frame(fields: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]) -> lis
         feature = kind + _varint(len(value) + length) + value
         entry = b'\x0a' + _varint(len(name)) + name + b'\x12' + _varint(len(feature) + length) + feature
         pieces.append(b'\x0a' + _varint(len(entry) + length) + entry)  # of the map in Features
-    pieces[0] = b'\x0a' + _varint(sum(map(len, pieces)) + sum(lengths)) + pieces[0]  # of the Features in an Example
+    # Of the Features in an Example.
+    pieces[0] = b'\x0a' + _varint(sum(map(len, pieces)) + sum(lengths)) + pieces[0]
     return pieces
 
 
 @functools.lru_cache(_MAX_FRAMES)
 def _varint(number: int) -> bytes:
-    """Returns a number from 0 in the base 128, the lowest digit first, with a bit on all digits but the last."""
+    """Returns a number from 0 in the base 128, the lowest digit first,
+    with a bit on all digits but the last.
+    """
     digits = bytearray()
     while number > 127:
         digits.append(number & 127 | 128)
@@ -242,7 +257,9 @@ def _computed(column: Column, found: Mapping[Column, np.ndarray], lengths: Seque
 
 
 def _check_steps(step_type: np.ndarray, next_step_type: np.ndarray, lengths: np.ndarray) -> None:
-    """Raises ValueError for steps that are not episodes of these lengths, each from its beginning to its end."""
+    """Raises ValueError for steps that are not episodes of these lengths,
+    each from its beginning to its end.
+    """
     first, last = step_type == FIRST, step_type == LAST
     if step_type.size and (step_type.min() < FIRST or step_type.max() > LAST):
         raise UserValueError(

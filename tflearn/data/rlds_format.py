@@ -1,8 +1,10 @@
-"""Episodes in the RLDS layout of TensorFlow Datasets, written and read by the `tensorflow_datasets` package.
+"""Episodes in the RLDS layout of TensorFlow Datasets,
+written and read by the `tensorflow_datasets` package.
 
-An episode has `steps`, each with is_first, is_last, is_terminal, observation, action, reward and discount; the last one
-has only an observation. A nest is a nest of dicts, with the keys '0', '1', ... for a tuple. Our columns for which RLDS
-has no place, such as policy_info, are further fields of a step.
+An episode has `steps`, each with is_first, is_last, is_terminal, observation, action, reward and
+discount; the last one has only an observation. A nest is a nest of dicts, with the keys '0', '1',
+... for a tuple. Our columns for which RLDS has no place, such as policy_info, are further fields of
+a step.
 """
 
 import collections
@@ -29,7 +31,9 @@ _BATCH = 4096
 
 
 def directory_of(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the directory of the dataset's files: `path`, or the newest version in it; None if it is none."""
+    """Returns the directory of the dataset's files: `path`, or the newest version in it;
+    None if it is none.
+    """
     found = [each for each in (path, *sorted(path.glob('*.*.*'), reverse=True)) if (each / 'features.json').exists()]
     return found[0] if found else None
 
@@ -84,10 +88,11 @@ def write(
 
 
 def read(path: pathlib.Path) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict[str, Any], Iterator[list[np.ndarray]]]:
-    """Returns the environment's specs, the columns, the metadata, and an iterator over the leaves of the episodes.
+    """Returns the environment's specs, the columns, the metadata,
+    and an iterator over the leaves of the episodes.
 
-    A dataset of another program says nothing of the bounds of actions: they are the least and the greatest numbers of
-    its actions, and integers are counted from 0.
+    A dataset of another program says nothing of the bounds of actions: they are the least and the
+    greatest numbers of its actions, and integers are counted from 0.
 
     Args:
       path: see `directory_of`.
@@ -107,7 +112,8 @@ def read(path: pathlib.Path) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict
     if not hasattr(features, 'feature') or not needed <= set(features.feature):
         raise UserValueError(f'got {path}, whose examples are no episodes of RLDS; need steps with observations')
     known = builder.info.metadata
-    own = None if known is None else dict(known.items()).get(_OWN)  # `items` loads them, `get` does not
+    # `items` loads them, `get` does not.
+    own = None if known is None else dict(known.items()).get(_OWN)
     if own is not None:
         described = json.loads(own)
         specs, stored = columns.from_json(described)
@@ -120,7 +126,9 @@ def read(path: pathlib.Path) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict
 
 
 def _raw_episodes(tfds: Any, builder: Any) -> Iterator[dict[str, np.ndarray]]:
-    """Yields episodes in their order in the files: arrays [T, ...] by column. Raises ValueError for a damaged file."""
+    """Yields episodes in their order in the files: arrays [T, ...] by column.
+    Raises ValueError for a damaged file.
+    """
     config = tfds.ReadConfig(interleave_cycle_length=1)
     for split, info in builder.info.splits.items():
         try:
@@ -151,7 +159,9 @@ def _row_leaves(episode: Mapping[str, np.ndarray], stored: Sequence[Column]) -> 
 
 
 def _specs(tfds: Any, builder: Any, features: Mapping[str, Any]) -> EnvironmentSpecs:
-    """Returns the specs of a dataset that another program has written; reads all of it, for the bounds of actions."""
+    """Returns the specs of a dataset that another program has written;
+    reads all of it, for the bounds of actions.
+    """
     nests: dict[str, Any] = {}
     for name in ('observation', 'action'):
         spec = features[name].get_tensor_spec()

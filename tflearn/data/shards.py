@@ -11,7 +11,9 @@ _SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(
 
 
 class Shard(NamedTuple):
-    """A complete file of a data set: its name holds what is in it, so it is complete as soon as it has that name."""
+    """A complete file of a data set: its name holds what is in it,
+    so it is complete as soon as it has that name.
+    """
 
     path: pathlib.Path
     writer: str
@@ -28,7 +30,8 @@ def find_shards(directory: pathlib.Path) -> list[Shard]:
     """
     found = [(path, _SHARD.fullmatch(path.name)) for path in sorted(directory.glob(f'*{SUFFIX}*'))]
     for path, match in found:
-        if match and path.exists() and not path.is_file():  # to open a named pipe would wait for ever
+        # To open a named pipe would wait for ever.
+        if match and path.exists() and not path.is_file():
             raise UserOSError(f'got {path}, which is no regular file; need files of episodes; remove it')
     return [
         Shard(path, match['writer'], int(match['number']), int(match['episodes']), int(match['steps']))

@@ -1,4 +1,6 @@
-"""Statistics of a data set, as text and as a picture; and copies of the episodes that pass its filters."""
+"""Statistics of a data set, as text and as a picture;
+and copies of the episodes that pass its filters.
+"""
 
 import pathlib
 from collections.abc import Mapping

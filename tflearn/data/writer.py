@@ -1,4 +1,6 @@
-"""EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder (not that of `actors`): steps -> episodes."""
+"""EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder (not that of `actors`):
+steps -> episodes.
+"""
 
 import bisect
 import collections
@@ -27,7 +29,9 @@ _MAX_BYTES = 4 << 20  # of rows that it takes together
 
 @dataclasses.dataclass
 class Numbers:
-    """What is known of numbers, however many there were; those that are missing (NaN) or infinite are only counted."""
+    """What is known of numbers, however many there were;
+    those that are missing (NaN) or infinite are only counted.
+    """
 
     least: float = math.inf
     greatest: float = -math.inf
@@ -58,14 +62,16 @@ class Numbers:
 
 
 class EpisodeWriter:
-    """Writes episodes to files that appear whole. A data set may have several writers of different names.
+    """Writes episodes to files that appear whole.
+    A data set may have several writers of different names.
 
-    A file is begun under a hidden name and renamed when it is full, or with `close`. What a writer that was killed had
-    begun is lost, and removed by the next one of the same name.
+    A file is begun under a hidden name and renamed when it is full, or with `close`. What a writer
+    that was killed had begun is lost, and removed by the next one of the same name.
 
     Attributes:
       encoder: makes records of episodes.
-      num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
+      num_episodes: episodes in complete files and in the one that is being written, of all sessions
+        of this writer.
       num_steps: the same for environment steps, without boundary rows.
       returns: the sums of rewards of the episodes, without those that `write_record` was given.
       before_close: functions that `close` calls first: they write what their callers hold.
@@ -86,10 +92,12 @@ class EpisodeWriter:
         Args:
           directory: the data set's directory; episodes are added to what it holds.
           specs: the environment's specs.
-          stored: the columns of a step; None takes those of a policy that records nothing, see `columns.data_spec`.
+          stored: the columns of a step; None takes those of a policy that records nothing, see
+            `columns.data_spec`.
           name: the writer's name: letters, digits, _ and dots.
           metadata: what is known of the data, for the description.
-          compress: compress files with gzip. After a damaged byte the rest of such a file cannot be read.
+          compress: compress files with gzip. After a damaged byte the rest of such a file cannot be
+            read.
           file_bytes: the size at which a file is full [bytes before compression].
 
         Raises:
@@ -117,7 +125,8 @@ class EpisodeWriter:
         """Adds one episode.
 
         Args:
-          episode: a Trajectory of arrays [T, ...], or its leaves. It may end with a boundary row (LAST -> FIRST).
+          episode: a Trajectory of arrays [T, ...], or its leaves. It may end with a boundary row
+            (LAST -> FIRST).
 
         Raises:
           ValueError: if it does not fit the spec.
@@ -125,7 +134,9 @@ class EpisodeWriter:
         self.write_records(self.encoder(episode))
 
     def write_all(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> None:
-        """Adds several episodes: the rows from `begins` to `ends` of arrays, see `Encoder.encode`."""
+        """Adds several episodes: the rows from `begins` to `ends` of arrays,
+        see `Encoder.encode`.
+        """
         self.write_records(self.encoder.encode(arrays, begins, ends))
 
     def write_records(self, records: Records) -> None:
@@ -143,7 +154,9 @@ class EpisodeWriter:
         self._append([record], [num_steps], [1])
 
     def _append(self, records: Sequence[bytes], num_steps: Sequence[int], num_episodes: Sequence[int]) -> None:
-        """Adds records to the file that is being written, and those that come when it is full to the next one."""
+        """Adds records to the file that is being written,
+        and those that come when it is full to the next one.
+        """
         end = 0
         while end < len(records):
             if self._writer is None:
@@ -192,10 +205,11 @@ class EpisodeWriter:
 
 
 class EpisodeRecorder:
-    """An observer of an actor's steps that writes episodes which have ended; those that never end are not written.
+    """An observer of an actor's steps that writes episodes which have ended;
+    those that never end are not written.
 
-    The rows of an episode are kept in memory until then. Episodes are written together, after several steps, or when
-    the writer is closed.
+    The rows of an episode are kept in memory until then. Episodes are written together, after
+    several steps, or when the writer is closed.
 
     Attributes:
       num_episodes: those that the writer had, and those that have ended since, written or not.
@@ -207,8 +221,9 @@ class EpisodeRecorder:
         Args:
           writer: gets the episodes.
           num_environments: B.
-          num_episodes: how many are written: the first ones of each environment, as many of each as of any other (one
-            more of the first environments), since the first ones that end are the short ones. None writes all.
+          num_episodes: how many are written: the first ones of each environment, as many of each as
+            of any other (one more of the first environments), since the first ones that end are the
+            short ones. None writes all.
         """
         self.num_episodes, self.num_steps = writer.num_episodes, writer.num_steps
         self._writer = writer
@@ -219,15 +234,19 @@ class EpisodeRecorder:
         # Rows are counted from the beginning of the recording.
         self._number, self._offset = 0, 0  # of the next row, of the first one in the columns
         self._begin = np.full(num_environments, -1)  # the first row of each environment's episode
-        self._missing = np.full(num_environments, np.iinfo(np.int64).max)  # episodes of each environment
+        # Episodes of each environment.
+        self._missing = np.full(num_environments, np.iinfo(np.int64).max)
         if num_episodes is not None:
             share, rest = divmod(num_episodes, num_environments)
             self._missing[:] = share + (np.arange(num_environments) < rest)
-        self._ended: list[tuple[np.ndarray, np.ndarray, int]] = []  # environments, their first rows, the row after
+        # Environments, their first rows, the row after.
+        self._ended: list[tuple[np.ndarray, np.ndarray, int]] = []
         writer.before_close.append(self.flush)
 
     def __call__(self, row: trajectory.Trajectory) -> None:
-        """Takes one step of every environment: arrays [B, ...] that do not change, boundary rows included."""
+        """Takes one step of every environment: arrays [B, ...] that do not change,
+        boundary rows included.
+        """
         self._rows.append(row)
         step_type = np.asarray(row.step_type)
         begins, ends = step_type == FIRST, np.asarray(row.next_step_type) == FIRST
@@ -289,6 +308,7 @@ class EpisodeRecorder:
                 self._columns = [np.concatenate([column, np.empty_like(column)], axis=1) for column in self._columns]
                 continue
             for column in self._columns:
-                column[:, : self._num_rows - unused] = column[:, unused : self._num_rows]  # no overlap
+                # No overlap.
+                column[:, : self._num_rows - unused] = column[:, unused : self._num_rows]
             self._num_rows -= unused
             self._offset += unused

@@ -1,1 +1,3 @@
-"""Environments as `types.BatchedEnvironment`: some copies of a task, stepped together; external simulators."""
+"""Environments as `types.BatchedEnvironment`: some copies of a task, stepped together;
+external simulators.
+"""

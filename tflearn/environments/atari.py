@@ -82,7 +82,9 @@ def make(
 
 
 def _channels_last(games: VectorEnv) -> VectorEnv:
-    """Returns the environments with the frames as the last dimension of observations; ALE has them first."""
+    """Returns the environments with the frames as the last dimension of observations;
+    ALE has them first.
+    """
     shape = games.single_observation_space.shape or ()
 
     def last(observation: Any) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Checks an environment before anything is trained in it: what it returns, its episodes, its seeds, its speed."""
+"""Checks an environment before anything is trained in it: what it returns, its episodes, its seeds,
+its speed.
+"""
 
 import contextlib
 import functools
@@ -78,7 +80,8 @@ def check_environment(
 
 
 def imported(name: str) -> str | MakeOne:
-    """Returns 'module:Class' or 'module:function' as the object, and the name of a registered environment as it is.
+    """Returns 'module:Class' or 'module:function' as the object,
+    and the name of a registered environment as it is.
 
     Raises:
       ValueError: if there is no such module.
@@ -124,7 +127,9 @@ def _stopping(where: str, need: str = 'none') -> Iterator[None]:
 
 
 class _Rollout:
-    """Time steps of random actions in two copies: step types, rewards [steps, 2], and the observations' leaves."""
+    """Time steps of random actions in two copies:
+    step types, rewards [steps, 2], and the observations' leaves.
+    """
 
     def __init__(self, make_one: MakeOne, num_steps: int, seed: int):
         make_stopping = functools.partial(_Stopping, make_one)
@@ -164,7 +169,9 @@ def _maker(environment: str | MakeOne) -> MakeOne:
 
 
 def _random_action(environment: BatchedEnvironment, step: ts.TimeStep, rng: np.random.Generator) -> Any:
-    """Returns actions [B, ...] within the bounds; an unbounded side counts as 1. A mask of legal actions is kept."""
+    """Returns actions [B, ...] within the bounds; an unbounded side counts as 1.
+    A mask of legal actions is kept.
+    """
     mask = step.observation.get('action_mask') if isinstance(step.observation, dict) else None
 
     def draw(spec: Any) -> np.ndarray:

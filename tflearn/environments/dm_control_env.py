@@ -71,7 +71,9 @@ def from_dm_env(
     step_timeout_secs: PositiveFloat = vector_env.STEP_TIMEOUT_SECS,
     on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
-    """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it). See `make`."""
+    """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it).
+    See `make`.
+    """
     with registry.needed(str(make_one)):
         from tflearn.environments.dm_env_adapter import adapt
     make_env = functools.partial(adapt, make_one, flatten_observations)

@@ -19,7 +19,8 @@ MakeDmEnvironment = Callable[[int | None], dm_env.Environment]
 
 
 class DmEnvironment(gymnasium.Env):
-    """A dm_env environment: LAST with discount 0 is a termination, with another discount a truncation.
+    """A dm_env environment: LAST with discount 0 is a termination,
+    with another discount a truncation.
 
     A dm_env takes its seed at construction, so a `reset` with a seed makes a new one.
     """
@@ -68,7 +69,9 @@ class DmEnvironment(gymnasium.Env):
 
 
 def adapt(make_one: MakeDmEnvironment, flatten_observations: bool) -> gymnasium.Env:
-    """Returns the environment as a gymnasium environment; `flatten_observations` makes observations one vector."""
+    """Returns the environment as a gymnasium environment;
+    `flatten_observations` makes observations one vector.
+    """
     environment = DmEnvironment(make_one)
     return gymnasium.wrappers.FlattenObservation(environment) if flatten_observations else environment
 
@@ -81,7 +84,9 @@ def load(domain: str, task: str, seed: int | None) -> dm_env.Environment:
 
 
 def to_space(spec: Any) -> spaces.Space:
-    """Returns the gymnasium space of a nest of dm_env specs. Raises ValueError for a spec that is not of numbers."""
+    """Returns the gymnasium space of a nest of dm_env specs.
+    Raises ValueError for a spec that is not of numbers.
+    """
     if isinstance(spec, Mapping):
         return spaces.Dict({key: to_space(part) for key, part in spec.items()})
     if isinstance(spec, list | tuple):

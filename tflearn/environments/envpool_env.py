@@ -1,4 +1,6 @@
-"""EnvPool: environments that C++ threads step, for Atari, MuJoCo, classic control and others (extra `envpool`)."""
+"""EnvPool: environments that C++ threads step, for Atari, MuJoCo,
+classic control and others (extra `envpool`).
+"""
 
 import functools
 import secrets
@@ -24,8 +26,8 @@ def make(
     kwargs: dict[str, Any] | None = None,
     on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
-    """Makes a batch of an EnvPool environment. Unlike gymnasium, EnvPool truncates an episode that terminates at the
-    time limit.
+    """Makes a batch of an EnvPool environment.
+    Unlike gymnasium, EnvPool truncates an episode that terminates at the time limit.
 
     Args:
       name: EnvPool's name of the environment, such as 'CartPole-v1' or 'Pong-v5'.
@@ -55,7 +57,9 @@ def make(
 
 
 class _EnvPool(VectorEnv):
-    """An EnvPool as a gymnasium vector environment. A seeded reset makes a new one: only a new one takes a seed."""
+    """An EnvPool as a gymnasium vector environment.
+    A seeded reset makes a new one: only a new one takes a seed.
+    """
 
     metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's)
 
@@ -84,5 +88,6 @@ class _EnvPool(VectorEnv):
     def _make(self, seed: int | None) -> Any:
         import envpool
 
-        seed = secrets.randbelow(2**31) if seed is None else seed % 2**31  # EnvPool's default is a fixed seed
+        # EnvPool's default is a fixed seed.
+        seed = secrets.randbelow(2**31) if seed is None else seed % 2**31
         return envpool.make(self._name, env_type='gymnasium', seed=seed, **self._arguments)

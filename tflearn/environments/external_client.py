@@ -1,4 +1,5 @@
-"""A client of the server of external simulators. It needs only Python's standard library: copy this file as it is.
+"""A client of the server of external simulators. It needs only Python's standard library:
+copy this file as it is.
 
 client = SimulatorClient('http://localhost:8600')
 while True:
@@ -20,7 +21,9 @@ class WrongValueError(ValueError):
 
 
 class EpisodeGoneError(LookupError):
-    """The episode was dropped: the simulator took too long, or the collector was restarted. Begin another one."""
+    """The episode was dropped: the simulator took too long, or the collector was restarted.
+    Begin another one.
+    """
 
 
 class CollectorBusyError(RuntimeError):
@@ -61,11 +64,14 @@ class SimulatorClient:
             self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_secs)
 
     def specs(self) -> dict[str, Any]:
-        """Returns what observations and actions are. Raises PermissionError, as all calls, without the right token."""
+        """Returns what observations and actions are. Raises PermissionError, as all calls,
+        without the right token.
+        """
         return self._request('GET', '/v1/specs')
 
     def begin(self, observation: Any) -> Any:
-        """Begins an episode with its first observation: numbers, lists, dicts of them. Returns the first action.
+        """Begins an episode with its first observation: numbers, lists, dicts of them.
+        Returns the first action.
 
         Raises:
           CollectorBusyError: if there is no slot in time.
@@ -76,7 +82,8 @@ class SimulatorClient:
         return answer['action']
 
     def step(self, reward: float, observation: Any, terminated: bool = False, truncated: bool = False) -> Any:
-        """Returns the result of the last action, and asks for the next one; None at the end of the episode.
+        """Returns the result of the last action, and asks for the next one;
+        None at the end of the episode.
 
         Args:
           reward: the action's reward.

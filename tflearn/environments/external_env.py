@@ -14,7 +14,8 @@ from tflearn.environments import external_server
 from tflearn.environments.external_server import ExternalOptions, SimulatorServer
 from tflearn.environments.external_slots import Slots
 
-_IDLE_SECS = 0.2  # a batched step without any simulator, after which the collector may stop, and sends its report
+# A batched step without any simulator, after which the collector may stop, and sends its report.
+_IDLE_SECS = 0.2
 
 _FIRST, _MID, _LAST = (np.int32(step_type) for step_type in (ts.StepType.FIRST, ts.StepType.MID, ts.StepType.LAST))
 
@@ -46,7 +47,8 @@ def make(
 
 
 class ExternalEnvironment:
-    """A `BatchedEnvironment` over `Slots`. It listens from its first `reset` on, since only then somebody acts.
+    """A `BatchedEnvironment` over `Slots`. It listens from its first `reset` on,
+    since only then somebody acts.
 
     A slot without an episode returns FIRST, as an environment that failed does, so no data are made
     of it; `info` marks these rows. An episode whose simulator vanished ends in the same way: the
@@ -88,7 +90,9 @@ class ExternalEnvironment:
         return self._slots.num_dropped
 
     def reset(self) -> ts.TimeStep:
-        """Drops all episodes, and begins those that simulators ask for. Returns FIRST time steps [B]."""
+        """Drops all episodes, and begins those that simulators ask for.
+        Returns FIRST time steps [B].
+        """
         if self._closed:
             raise RuntimeError('got reset() after close(); need an environment that is open')
         if self._server is None:

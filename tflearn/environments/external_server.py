@@ -1,4 +1,5 @@
-"""The protocol of external simulators: an HTTP server of JSON requests -> slots. See docs/external-simulators.md.
+"""The protocol of external simulators: an HTTP server of JSON requests -> slots.
+See docs/external-simulators.md.
 
     GET    /v1/specs                  what observations and actions are, and the timeouts
     POST   /v1/episodes               {"observation": ...} -> 201 {"episode": ID, "action": ...}
@@ -145,7 +146,9 @@ def _decoded(value: str, spec: Any, dtype: np.dtype, name: str) -> np.ndarray:
 
 
 def to_json(action: Any, spec: types.NestedTensorSpec) -> Any:
-    """Returns the JSON value of one action: a nest of arrays of `spec`. Floats are clipped to their bounds."""
+    """Returns the JSON value of one action: a nest of arrays of `spec`.
+    Floats are clipped to their bounds.
+    """
     if isinstance(spec, Mapping):
         return {key: to_json(action[key], spec[key]) for key in spec}
     clipped = np.clip(action, spec.minimum, spec.maximum) if spec.dtype.is_floating else action
@@ -153,7 +156,9 @@ def to_json(action: Any, spec: types.NestedTensorSpec) -> Any:
 
 
 def describe(spec: types.NestedTensorSpec) -> Any:
-    """Returns the JSON description of a spec, for clients; bounds that all float32 numbers are within are left out."""
+    """Returns the JSON description of a spec, for clients;
+    bounds that all float32 numbers are within are left out.
+    """
     if isinstance(spec, Mapping):
         return {key: describe(part) for key, part in spec.items()}
     low, high = np.asarray(spec.minimum), np.asarray(spec.maximum)
@@ -235,7 +240,9 @@ class SimulatorServer:
         logging.info('external simulators can connect to %s', self.address)
 
     def close(self) -> None:
-        """Tells waiting clients that there are no more actions, and stops listening. May be called twice."""
+        """Tells waiting clients that there are no more actions, and stops listening.
+        May be called twice.
+        """
         self._slots.close()
         self._server.close(_END_SECS)
 

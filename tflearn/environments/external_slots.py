@@ -142,7 +142,8 @@ class Slots:
             return episode, self._next_action(waiting.slot, episode)
 
     def step(self, episode: str, number: int | None, result: Result) -> tuple[Any, int, float]:
-        """Returns a client's result to the environment, and waits for the next action unless the episode has ended.
+        """Returns a client's result to the environment,
+        and waits for the next action unless the episode has ended.
 
         Args:
           episode: the episode's name.
@@ -181,7 +182,9 @@ class Slots:
             return self._next_action(slot, episode), slot.num_steps, slot.total
 
     def drop(self, episode: str) -> None:
-        """Ends an episode that its client gives up; its last step is dropped. Raises HttpRefusal if there is none."""
+        """Ends an episode that its client gives up; its last step is dropped.
+        Raises HttpRefusal if there is none.
+        """
         with self._changed:
             slot = self._slot(episode)
             self._drop(slot, 'its client has given it up')
@@ -205,7 +208,8 @@ class Slots:
             self._changed.notify_all()
 
     def wait(self, idle_secs: float) -> list[tuple[Result | None, Any]]:
-        """Waits for the clients, as long as the class says; if there is no episode at all, `idle_secs` for one.
+        """Waits for the clients, as long as the class says;
+        if there is no episode at all, `idle_secs` for one.
 
         Returns:
           For each slot (result, None) of a step, (None, observation) at the beginning of an
@@ -240,7 +244,9 @@ class Slots:
             self._changed.notify_all()
 
     def _must_wait(self, idle_until: float, signs: life.Signs) -> bool:
-        """Waits for the clients until a sign of life is due; returns False if the batched step need not wait."""
+        """Waits for the clients until a sign of life is due;
+        returns False if the batched step need not wait.
+        """
         with self._changed:
             while not self._closed and (left := self._wait_secs(idle_until)) > 0:
                 until_due = signs.due - time.monotonic()
@@ -262,7 +268,9 @@ class Slots:
         return max(waits, default=0.0)
 
     def _begin_episodes(self, now: float, free: Sequence[Slot]) -> dict[Slot, Any]:
-        """Begins the episodes of clients that wait in free slots. Returns their observations by slot."""
+        """Begins the episodes of clients that wait in free slots.
+        Returns their observations by slot.
+        """
         begun = {}
         for slot in sorted(free, key=lambda each: each.num_episodes)[: len(self._begins)]:
             # It is the episode that some slot waits for, which need not be this one.

@@ -1,4 +1,5 @@
-"""What environments return: checked where it enters, and gathered to batches. One rule for all kinds of vectorization.
+"""What environments return: checked where it enters, and gathered to batches.
+One rule for all kinds of vectorization.
 
 A value is converted where no number changes but for a float's precision: lists, numbers, other
 floats; integers and booleans for floats, and for integers that can hold them. Anything else is
@@ -58,7 +59,8 @@ def _unsupported(space: Any, name: str) -> UserValueError:
 
 
 def gatherer(space: spaces.Space, batch: Any, origins: Sequence[str], name: str = 'observation') -> Gather:
-    """Returns a function that writes elements of `space`, one of each environment, to `batch`, their batched form.
+    """Returns a function that writes elements of `space`, one of each environment, to `batch`,
+    their batched form.
 
     It raises a UserError for an element that the space does not have.
 
@@ -163,7 +165,9 @@ def _check_whole(array: np.ndarray, dtype: np.dtype[Any], got: str, need: str) -
 
 
 def batch_of(space: spaces.Space, batch: Any, num_environments: int, origin: str, name: str = 'observation') -> Any:
-    """Returns a vector environment's batch in the space's shapes and dtypes [B, ...]; raises as `gatherer` does."""
+    """Returns a vector environment's batch in the space's shapes and dtypes [B, ...];
+    raises as `gatherer` does.
+    """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         check_keys(space, batch, name, origin)
         keys = space.keys() if isinstance(space, spaces.Dict) else range(len(space))
@@ -187,7 +191,8 @@ def check_keys(space: Any, value: Any, name: str, origin: str) -> None:
 
 
 def step_result(result: Any, reward_shape: tuple[int, ...], origin: str) -> tuple[Any, Any, bool, bool, Any]:
-    """Returns what a gymnasium environment's `step` returned: the reward as a number or an array, two booleans.
+    """Returns what a gymnasium environment's `step` returned: the reward as a number or an array,
+    two booleans.
 
     Raises:
       UserValueError: for anything that gymnasium does not allow.
@@ -211,7 +216,9 @@ def step_result(result: Any, reward_shape: tuple[int, ...], origin: str) -> tupl
 
 
 def reset_result(result: Any, origin: str) -> tuple[Any, Any]:
-    """Returns (observation, info), as `reset` returned them; raises UserValueError for anything else."""
+    """Returns (observation, info), as `reset` returned them;
+    raises UserValueError for anything else.
+    """
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise UserValueError(
             f'got {_short_keys(result)} from reset() of {origin}; need (observation, info); return the observation '
@@ -238,7 +245,8 @@ def _flag(value: Any, name: str, origin: str) -> bool:
 
 
 def vector_step(result: Any, num_environments: int, origin: str) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Returns what a vector environment's `step` returned: the rewards as floats [B], the ends as booleans [B].
+    """Returns what a vector environment's `step` returned:
+    the rewards as floats [B], the ends as booleans [B].
 
     Raises:
       UserValueError: for anything that gymnasium does not allow.
@@ -272,7 +280,8 @@ def _part_reader(key: Any, read: Callable[[Any], np.ndarray]) -> Callable[[Any],
 def is_finite(array: np.ndarray) -> bool:
     """Returns whether all numbers of a contiguous array of floats are finite."""
     flat = array.reshape(-1)
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())  # one pass unless squares overflow
+    # One pass unless squares overflow.
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())
 
 
 def not_finite(array: np.ndarray, name: str) -> dict[int, str]:

@@ -23,7 +23,9 @@ _wraps: contextvars.ContextVar[Callable[[gymnasium.Env], gymnasium.Env] | None] 
 
 @contextlib.contextmanager
 def rendered(wrap: Callable[[gymnasium.Env], gymnasium.Env]) -> Iterator[None]:
-    """Makes environments during the block that render their frames as arrays, and puts each into `wrap`."""
+    """Makes environments during the block that render their frames as arrays,
+    and puts each into `wrap`.
+    """
     token = _wraps.set(wrap)
     try:
         yield
@@ -127,7 +129,9 @@ def _put_into(wrap: Callable[[gymnasium.Env], gymnasium.Env], make_one: Callable
 
 
 def _check_native(vectorization: str, name: str, spec: Any, wrapped: Sequence[str]) -> None:
-    """Raises ValueError where a native batch is asked for, and there is none, or not with these arguments."""
+    """Raises ValueError where a native batch is asked for, and there is none,
+    or not with these arguments.
+    """
     if vectorization != 'native':
         return
     if wrapped:
@@ -137,7 +141,8 @@ def _check_native(vectorization: str, name: str, spec: Any, wrapped: Sequence[st
 
 
 class ActionRepeat(gymnasium.Wrapper):
-    """Another environment in which an action counts for several of its steps, as in Mnih et al. 2015 ("frame skip").
+    """Another environment in which an action counts for several of its steps, as in Mnih et al.
+    2015 ("frame skip").
 
     The reward is the sum of theirs; the observation and the info are the last step's. An episode
     that ends in between ends with the step. `TimeLimit` wrappers inside count the environment's own

@@ -1,4 +1,6 @@
-"""The infos of a batch of environments, as one array for each key. Importable without TensorFlow, for workers."""
+"""The infos of a batch of environments, as one array for each key.
+Importable without TensorFlow, for workers.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -69,7 +71,9 @@ class InfoColumns:
         return self._complete(batch, masks, action)
 
     def take(self, info: Mapping[str, Any], action: Any = None) -> dict[str, np.ndarray]:
-        """Returns the same for the info of a gymnasium vector environment: arrays [B, ...], with masks '_key'."""
+        """Returns the same for the info of a gymnasium vector environment:
+        arrays [B, ...], with masks '_key'.
+        """
         if not info and not self._missing:
             return {}
         numbers = numeric_info(info)
@@ -83,7 +87,9 @@ class InfoColumns:
     def _complete(
         self, batch: dict[str, np.ndarray], masks: Mapping[str, np.ndarray | None], action: Any
     ) -> dict[str, Any]:
-        """Returns `batch` with all keys that have appeared, and fills in values that no mask (None has all) has."""
+        """Returns `batch` with all keys that have appeared,
+        and fills in values that no mask (None has all) has.
+        """
         for key, values in batch.items():
             self._add_key(key, values)
         complete = {}
@@ -117,7 +123,9 @@ class InfoColumns:
 
 
 def _partial_column(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns values as an array [B, ...], and which are in it, bool [B]: those of the shape of the first not None."""
+    """Returns values as an array [B, ...], and which are in it, bool [B]:
+    those of the shape of the first not None.
+    """
     shape = next(np.shape(value) for value in values if value is not None)
     mask = np.array([value is not None and np.shape(value) == shape for value in values])
     given = np.array([value for value, is_given in zip(values, mask, strict=True) if is_given])

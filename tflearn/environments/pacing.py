@@ -1,4 +1,6 @@
-"""Environments in real time: steps at a fixed interval, as for a robot or a game at its original speed."""
+"""Environments in real time: steps at a fixed interval,
+as for a robot or a game at its original speed.
+"""
 
 import threading
 import time
@@ -21,7 +23,9 @@ def make(
     make_environment: EnvironmentFactory,
     unroll_step_interval_secs: PositiveFloat,
 ) -> 'PacedEnvironment':
-    """Makes the environments of `make_environment`, stepped in real time; see `PacedEnvironment`."""
+    """Makes the environments of `make_environment`, stepped in real time;
+    see `PacedEnvironment`.
+    """
     return PacedEnvironment(make_environment(num_environments=num_environments, seed=seed), unroll_step_interval_secs)
 
 
@@ -43,7 +47,9 @@ class PacedEnvironment(Wrapper):
         self._never = threading.Event()
 
     def reset(self) -> ts.TimeStep:
-        """Starts new episodes everywhere; the first step is due an interval after that. Returns time steps [B]."""
+        """Starts new episodes everywhere; the first step is due an interval after that.
+        Returns time steps [B].
+        """
         time_step = self._environment.reset()
         self._due = time.monotonic() + self._interval_secs
         return time_step
@@ -62,6 +68,7 @@ class PacedEnvironment(Wrapper):
                 logging.warning('step came %.4f s late (overrun %d)', late_secs, self.num_overruns)
             self._due = time.monotonic() + self._interval_secs  # the message took its time, too
         time_step = self._environment.step(action)
-        if (time_step.step_type == ts.StepType.FIRST).any():  # a reset took its time, not the policy
+        # A reset took its time, not the policy.
+        if (time_step.step_type == ts.StepType.FIRST).any():
             self._due = time.monotonic() + self._interval_secs
         return time_step

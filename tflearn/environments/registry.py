@@ -1,4 +1,6 @@
-"""gymnasium's registry: finds environments by name, and makes errors for unknown ones. Imports no TensorFlow."""
+"""gymnasium's registry: finds environments by name, and makes errors for unknown ones.
+Imports no TensorFlow.
+"""
 
 import contextlib
 import difflib
@@ -77,7 +79,9 @@ def check(name: str) -> None:
 
 @contextlib.contextmanager
 def needed(name: str) -> Iterator[None]:
-    """Around imports for the environment `name`, and around making it: a missing package becomes a ValueError."""
+    """Around imports for the environment `name`, and around making it:
+    a missing package becomes a ValueError.
+    """
     try:
         yield
     except UserError:
@@ -101,7 +105,9 @@ def missing(name: str, error: BaseException) -> UserValueError:
 
 
 def unknown(argument: str, name: str, known: Iterable[str], what: str) -> UserValueError:
-    """Returns the error to raise if `name`, with or without 'module:', is not among the `known` names of `what`."""
+    """Returns the error to raise if `name`, with or without 'module:',
+    is not among the `known` names of `what`.
+    """
     by_lower_case = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.rpartition(':')[2].lower(), by_lower_case, n=3, cutoff=0.5)
     nearest = ', '.join(by_lower_case[other] for other in near)

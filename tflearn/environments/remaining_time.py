@@ -44,7 +44,8 @@ def make(
 
 
 class RemainingTime(Wrapper):
-    """Another environment whose observation has the part 'remaining_time', float32 [1], from 1 down to 0.
+    """Another environment whose observation has the part 'remaining_time', float32 [1],
+    from 1 down to 0.
 
     A dictionary gets it as a further key; any other observation becomes the part 'observation' of a
     dictionary.

@@ -1,4 +1,5 @@
-"""A robot, or other hardware that is there once: jobs take turns with it, and one at a time connects.
+"""A robot, or other hardware that is there once:
+jobs take turns with it, and one at a time connects.
 
     class Arm(gymnasium.Env):
         observation_space = gymnasium.spaces.Box(-np.pi, np.pi, (6,))  # of the class: read without a robot
@@ -103,7 +104,9 @@ class Turn:
         return self._held is not None
 
     def take(self) -> None:
-        """Waits for the turn, and gives signs of life; errors of the job that reports them propagate."""
+        """Waits for the turn, and gives signs of life;
+        errors of the job that reports them propagate.
+        """
         # Who waits keeps `next`: the one whose turn ends might be faster, and take the next one
         # too.
         with self._next.open('ab') as following:
@@ -186,7 +189,9 @@ class SharedRobot(gymnasium.Env):
             self._thread.shutdown()
 
     def _call(self, function: Callable[[], Any], signs: life.Signs | None = None) -> Any:
-        """Returns what a function returns in the robot's thread; gives `signs` of life meanwhile."""
+        """Returns what a function returns in the robot's thread;
+        gives `signs` of life meanwhile.
+        """
         self._called.set()
         future = self._thread.submit(function)
         while signs and not concurrent.futures.wait([future], _SIGN_SECS).done:

@@ -100,7 +100,8 @@ def to_space(spec: types.NestedTensorSpec) -> spaces.Space:
 
 
 def reader(space: spaces.Space) -> Convert:
-    """Returns a function from a batch of elements, as of gymnasium's vector environments, to arrays of the spec.
+    """Returns a function from a batch of elements, as of gymnasium's vector environments,
+    to arrays of the spec.
 
     The arrays are copies, since gymnasium reuses the memory for the next step.
     """
@@ -174,7 +175,8 @@ def _checked(space: Any, minimum: Any, maximum: Any, name: str) -> Convert:
 
 
 def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None:
-    """Returns a function that checks the categories of observations [B, ...]; None if there are none.
+    """Returns a function that checks the categories of observations [B, ...];
+    None if there are none.
 
     It raises ValueError for a category out of its bounds.
     """

@@ -1,4 +1,5 @@
-"""N environments that are stepped one after the other in this process, and what all kinds of vectorization share.
+"""N environments that are stepped one after the other in this process,
+and what all kinds of vectorization share.
 
 Environments that raise an error are rebuilt. Those that may hang need their own processes
 (`worker_processes`). The workers import this file, so it must stay importable without TensorFlow.
@@ -42,10 +43,14 @@ _UNANSWERED = (
 
 
 class MaskFromInfo(gymnasium.Wrapper):
-    """Another environment whose observation has the parts 'observation' and 'action_mask', which is in its `info`."""
+    """Another environment whose observation has the parts 'observation' and 'action_mask',
+    which is in its `info`.
+    """
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], key: str):
-        """Makes the environment, of a Discrete or MultiDiscrete action; `key` is the mask's in its `info`."""
+        """Makes the environment, of a Discrete or MultiDiscrete action;
+        `key` is the mask's in its `info`.
+        """
         environment = make_one()
         super().__init__(environment)
         self._key = key
@@ -91,7 +96,9 @@ class ResetOptions(gymnasium.Wrapper):
 class Failures:
     """Counts the failures of N environments."""
 
-    newest = ''  # the cause of the newest one, in one line; here, since a checkpoint of an older version has none
+    # The cause of the newest one, in one line; here, since a checkpoint of an older version has
+    # none.
+    newest = ''
 
     def __init__(self, num_environments: int, max_in_a_row: int = MAX_IN_A_ROW):
         """Starts at 0."""
@@ -134,7 +141,8 @@ def cause_of(error: BaseException) -> str:
 
 
 def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
-    """Returns the seed of environment `index`: seed + index, or another one that depends on `num_rebuilt`.
+    """Returns the seed of environment `index`:
+    seed + index, or another one that depends on `num_rebuilt`.
 
     A rebuilt environment gets another seed, so that it does not fail in the same way.
     """
@@ -155,7 +163,9 @@ def origin_of(index: int, name: str) -> str:
 
 
 def progress_setter(environment: Any) -> Callable[[int, int], None] | None:
-    """Returns the environment's method `set_progress`, which may be a wrapper's; None if it has none."""
+    """Returns the environment's method `set_progress`, which may be a wrapper's;
+    None if it has none.
+    """
     try:
         return environment.get_wrapper_attr('set_progress')
     except AttributeError:
@@ -231,7 +241,9 @@ def spaces_of(environment: gymnasium.Env) -> tuple[spaces.Space, spaces.Space, t
 
 
 def reward_shape(environment: gymnasium.Env) -> tuple[int, ...]:
-    """Returns the shape of an environment's rewards: (), or that of its `reward_space`, as in MO-Gymnasium."""
+    """Returns the shape of an environment's rewards:
+    (), or that of its `reward_space`, as in MO-Gymnasium.
+    """
     space = getattr(environment.unwrapped, 'reward_space', None)
     return () if space is None else tuple(space.shape)
 
@@ -263,7 +275,9 @@ class RebuildingVectorEnv:
     _environments: list[Any]  # those of this process
 
     def __init__(self, num_environments: int, name: str, of_one: tuple[Any, Any, tuple[int, ...]]):
-        """Takes what errors call an environment; and its observation space, action space and shape of rewards."""
+        """Takes what errors call an environment; and its observation space,
+        action space and shape of rewards.
+        """
         self.num_envs, self.name = num_environments, name
         self.single_observation_space, self.single_action_space, self.reward_shape = of_one
         self.failures, self._columns = Failures(num_environments), infos.InfoColumns(num_environments)
@@ -296,11 +310,15 @@ class RebuildingVectorEnv:
         raise NotImplementedError
 
     def made_of(self) -> dict[str, str]:
-        """Returns what the environments of this process are made of, before the first reset; see `composition`."""
+        """Returns what the environments of this process are made of, before the first reset;
+        see `composition`.
+        """
         return {'vectorization': type(self).__name__, **composition.composition(self._environments)}
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
-        """Passes the run's progress to the environments that have a method `set_progress`, before their next step."""
+        """Passes the run's progress to the environments that have a method `set_progress`,
+        before their next step.
+        """
         self._progress = train_step, env_steps
         for environment in self._environments:
             if setter := progress_setter(environment):
@@ -339,7 +357,8 @@ class RebuildingVectorEnv:
         return Step(batch, np.array(rewards, np.float32), *ends, columns, self._rows(failed) if failed else None)
 
     def _remade(self, i: int, cause: str, origin: str, rows: Sequence[int] | None = None) -> Any:
-        """Closes environment `i` and makes it again until it can be reset. Returns its first observation.
+        """Closes environment `i` and makes it again until it can be reset.
+        Returns its first observation.
 
         Args:
           rows: its rows of the batch that have failed; None is row `i`.
@@ -455,12 +474,16 @@ def row_of(batch: Any, i: int) -> Any:
 
 
 def item_of(batch: Any, i: int) -> Any:
-    """Returns element `i` of a nest of arrays [B, ...], as vector environments of other libraries return them."""
+    """Returns element `i` of a nest of arrays [B, ...],
+    as vector environments of other libraries return them.
+    """
     return mapped(lambda part: part[i], batch)
 
 
 def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Returns what a function returns for each array of a nest, of mappings in the order of their keys."""
+    """Returns what a function returns for each array of a nest,
+    of mappings in the order of their keys.
+    """
     if isinstance(batch, Mapping):
         return {key: mapped(function, part) for key, part in sorted(batch.items())}
     return tuple(mapped(function, part) for part in batch) if isinstance(batch, tuple) else function(batch)

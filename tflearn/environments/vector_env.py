@@ -1,4 +1,6 @@
-"""N gymnasium environments stepped together: in this process, in one process each, or as one vector environment."""
+"""N gymnasium environments stepped together: in this process, in one process each,
+or as one vector environment.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -16,7 +18,8 @@ from tflearn.environments import gathering, infos, spaces, sync_vector_env, work
 
 
 class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
-    """A vector environment of gymnasium or another library, which steps its environments itself, rebuilt as one.
+    """A vector environment of gymnasium or another library, which steps its environments itself,
+    rebuilt as one.
 
     Its environments may share a random number generator. One with autoreset mode SAME_STEP has
     reset an environment in the step that ended its episode: that step returns the final observation
@@ -132,7 +135,9 @@ class NativeVectorEnv(sync_vector_env.RebuildingVectorEnv, Resumable):
 
 
 def _merged(info: Mapping[str, Any], last: Mapping[str, Any], ended: np.ndarray) -> dict[str, Any]:
-    """Returns the infos of a step, with those of the last step of the episodes where `ended`, bool [B]."""
+    """Returns the infos of a step, with those of the last step of the episodes where `ended`,
+    bool [B].
+    """
     merged = {key: value for key, value in info.items() if not key.startswith('final_info/')}
     for key, value in last.items():
         values, mask = np.asarray(value), infos.mask_name(key)
@@ -208,7 +213,8 @@ class VectorEnvironment(Resumable):
         leaves = gathering.float_leaves(environments.single_observation_space)
         self._floats = [] if on_nonfinite == 'keep' else leaves
         self._num_steps = 0
-        self._began = np.zeros(self.num_environments, np.int64)  # the number of the step that began the episode
+        # The number of the step that began the episode.
+        self._began = np.zeros(self.num_environments, np.int64)
 
     @property
     def num_rebuilt(self) -> int:
@@ -299,11 +305,15 @@ class VectorEnvironment(Resumable):
         self._vector_env.set_content(content['environments'])
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
-        """Passes the run's progress to environments that have a method `set_progress`, for curricula."""
+        """Passes the run's progress to environments that have a method `set_progress`,
+        for curricula.
+        """
         self._vector_env.set_progress(train_step, env_steps)
 
     def _not_finite(self, observation: Any, reward: np.ndarray | None = None) -> dict[int, str]:
-        """Returns why the environments' observations or rewards cannot be used, if they are not finite."""
+        """Returns why the environments' observations or rewards cannot be used,
+        if they are not finite.
+        """
         if self._on_nonfinite == 'keep':
             return {}
         arrays = [(name, read(observation)) for name, read in self._floats]
@@ -323,7 +333,9 @@ class VectorEnvironment(Resumable):
         )
 
     def _replaced(self, causes: dict[int, str]) -> tuple[Any, np.ndarray]:
-        """Rebuilds environments until all observations are finite. Returns these, and which begin a new episode."""
+        """Rebuilds environments until all observations are finite.
+        Returns these, and which begin a new episode.
+        """
         replaced = np.zeros(self.num_environments, bool)
         while causes:
             if self._on_nonfinite == 'stop':
@@ -399,7 +411,8 @@ def in_worker_processes(
 def native(
     make_all: Callable[[], VectorEnv], seed: int | None, on_nonfinite: OnNonfinite = 'rebuild'
 ) -> VectorEnvironment:
-    """Returns a vector environment of gymnasium or another library, which is rebuilt if it raises an error.
+    """Returns a vector environment of gymnasium or another library,
+    which is rebuilt if it raises an error.
 
     Args:
       make_all: makes the vector environment; its autoreset mode is NEXT_STEP or SAME_STEP. With

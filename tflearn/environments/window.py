@@ -1,4 +1,6 @@
-"""Shows an environment in a window, and lets a person act in it by the keyboard; or records it as videos."""
+"""Shows an environment in a window, and lets a person act in it by the keyboard;
+or records it as videos.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -20,11 +22,12 @@ def record(make_environment: EnvironmentFactory, folder: str) -> BatchedEnvironm
 
     Args:
       make_environment: makes environments by `gymnasium_env.make`.
-      folder: the videos' directory; a video is complete when its episode has ended and the next one has started, or the
-        environment is closed.
+      folder: the videos' directory; a video is complete when its episode has ended and the next one
+        has started, or the environment is closed.
 
     Raises:
-      ValueError: if the environment is not of gymnasium or cannot be rendered, or the extra is not installed.
+      ValueError: if the environment is not of gymnasium or cannot be rendered, or the extra is not
+        installed.
     """
     return Stage(make_environment, folder, None).make(1, None)
 
@@ -73,7 +76,8 @@ class Stage:
         return self._shown
 
     def keys(self, given: str) -> dict[frozenset[str], Any]:
-        """Returns actions by the keys that are held together, from 'left=0,right=1'; '' asks the environment.
+        """Returns actions by the keys that are held together, from 'left=0,right=1';
+        '' asks the environment.
 
         Raises:
           ValueError: if a part is no key and number, or the environment knows no keys.
@@ -110,7 +114,8 @@ def _name(key: Any) -> str:
 
 
 class Keyboard:
-    """The keys that a person holds in the window, as a policy: a batch of one observation -> one action.
+    """The keys that a person holds in the window, as a policy:
+    a batch of one observation -> one action.
 
     Of several keys without an action of their own the newest one counts; without any the action is
     `idle`.

@@ -46,7 +46,8 @@ def run_worker(
     # that the signals are ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    os.setpgid(0, 0)  # what the environment starts is in this group too, and ends with it (`_end_group`)
+    # What the environment starts is in this group too, and ends with it (`_end_group`)
+    os.setpgid(0, 0)
     parent: Any = multiprocessing.parent_process()
     background.Thread(_end_after, 'worker_end', (parent, close_secs)).start()
     try:
@@ -63,7 +64,9 @@ def run_worker(
 
 
 def _end_after(parent: Any, secs: float) -> None:
-    """Ends this process and what its environment has started, even if it hangs, `secs` after the parent has died."""
+    """Ends this process and what its environment has started, even if it hangs,
+    `secs` after the parent has died.
+    """
     parent.join()
     threading.Event().wait(secs)
     _end_group(os.getpid(), signal.SIGKILL)
@@ -99,7 +102,9 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
 
 
 def _memory(space: Any, num_environments: int, context: Any) -> Any:
-    """Returns shared memory for observations [B, ...]: B, and for each part as many bytes as it needs, in order."""
+    """Returns shared memory for observations [B, ...]:
+    B, and for each part as many bytes as it needs, in order.
+    """
     shared: list[Any] = []
     share = lambda batch: shared.append(context.RawArray('b', max(1, batch.nbytes)))  # noqa: E731
     sync_vector_env.mapped(share, create_empty_array(space, num_environments))
@@ -244,7 +249,9 @@ class WorkerVectorEnv(sync_vector_env.RebuildingVectorEnv):
                 worker.ask('progress', self._progress)
 
     def close(self) -> None:
-        """Ends the workers, and what they started; kills those that do not end within `_CLOSE_SECS`."""
+        """Ends the workers, and what they started;
+        kills those that do not end within `_CLOSE_SECS`.
+        """
         self._end()
 
     def _start(self, index: int) -> _Worker:

@@ -1,4 +1,6 @@
-"""Wrapper: the base of environments that change another one; EpisodicLife: an episode for each life of a game."""
+"""Wrapper: the base of environments that change another one;
+EpisodicLife: an episode for each life of a game.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +12,9 @@ from tflearn.core.types import BatchedEnvironment
 
 
 class Wrapper:
-    """A `BatchedEnvironment` that passes everything to another one; subclasses override what differs."""
+    """A `BatchedEnvironment` that passes everything to another one;
+    subclasses override what differs.
+    """
 
     def __init__(self, environment: BatchedEnvironment):
         """Takes over `environment`: it is closed with this."""
@@ -87,7 +91,9 @@ class EpisodicLife(Wrapper):
         return self._environment.reset()
 
     def step(self, action: Any) -> ts.TimeStep:
-        """Applies `action`; continues with the next life where one was lost. Returns time steps [B]."""
+        """Applies `action`; continues with the next life where one was lost.
+        Returns time steps [B].
+        """
         begins = self._lost
         time_step = self._environment.step(np.where(begins, 0, action) if begins.any() else action)
         # There are none if the environments were rebuilt before their first info.

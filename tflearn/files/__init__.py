@@ -1,1 +1,3 @@
-"""What a run keeps: its directory, locks, numbered versions, manifests, digests, copies in object stores."""
+"""What a run keeps: its directory, locks, numbered versions, manifests, digests,
+copies in object stores.
+"""

@@ -1,4 +1,5 @@
-"""SHA-256 digests of the files of an exported model: recorded when it is published, checked before it is loaded.
+"""SHA-256 digests of the files of an exported model:
+recorded when it is published, checked before it is loaded.
 
 A SavedModel is a program. The digests show that it is still the one that was exported: they find
 damage, and changes by whoever cannot change the record too. Where the environment variable
@@ -54,7 +55,8 @@ def record(model: pathlib.Path, changing: tuple[str, ...] = ()) -> None:
 
 @contextlib.contextmanager
 def checked(model: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Provides a private copy of a model whose files are those that were recorded, for the time of the block.
+    """Provides a private copy of a model whose files are those that were recorded,
+    for the time of the block.
 
     What is loaded is the copy: the model's own files could be exchanged between the check and the
     load. A model without a record, which another program wrote, is given as it is; that is logged.
@@ -90,7 +92,9 @@ def checked(model: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _recorded(model: pathlib.Path) -> dict[str, str] | None:
-    """Returns the recorded digests by name; None if there is no record, and no key that asks for one."""
+    """Returns the recorded digests by name; None if there is no record,
+    and no key that asks for one.
+    """
     key = _key()
     try:
         recorded = json.loads((model / RECORD).read_text(encoding='utf-8'))

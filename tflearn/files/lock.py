@@ -1,4 +1,5 @@
-"""Lock: at most one learner, and one replay server, writes to a run directory. And locks of open files.
+"""Lock: at most one learner, and one replay server, writes to a run directory.
+And locks of open files.
 
 A `Lock` is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch,
 which only one process can do, and renews it every few seconds. It ends when it is released, when
@@ -48,7 +49,9 @@ def try_lock(file: IO[Any] | int) -> bool:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
-    """Locks a file, which is made, for the time of the block; waits for another process that has locked it."""
+    """Locks a file, which is made, for the time of the block;
+    waits for another process that has locked it.
+    """
     with path.open('ab') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -65,7 +68,8 @@ _BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')
 
 
 class Store:
-    """The files of a run directory that all jobs share by their file system. `StoreCopy` has those of a URL.
+    """The files of a run directory that all jobs share by their file system.
+    `StoreCopy` has those of a URL.
 
     Attributes:
       answers: whether the newest attempt to read what others have written succeeded.
@@ -97,7 +101,9 @@ class Store:
             file.truncate()
 
     def create(self, path: pathlib.Path, content: bytes) -> bool:
-        """Creates a file, durably, for one of all that try at once; returns False if it exists. Raises OSError."""
+        """Creates a file, durably, for one of all that try at once; returns False if it exists.
+        Raises OSError.
+        """
         from tflearn.files import temporary  # which needs this module
 
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,10 +137,14 @@ class Store:
         """Is called when this process owns a part of the run; `check` raises when it stops to."""
 
     def upload(self) -> None:
-        """Returns when all that this process has written can be read by the others. Raises OSError."""
+        """Returns when all that this process has written can be read by the others.
+        Raises OSError.
+        """
 
     def end(self) -> None:
-        """Is called when this process stops to own its part, before its lock ends. Raises OSError."""
+        """Is called when this process stops to own its part, before its lock ends.
+        Raises OSError.
+        """
 
     def refresh(self) -> None:
         """Returns when this process sees what the others have written."""
@@ -336,7 +346,8 @@ def _clocks() -> tuple[float, float]:
 
 
 def machine() -> str:
-    """Returns what differs between two machines, two starts of one, and two containers on it; '' if that is unknown.
+    """Returns what differs between two machines, two starts of one, and two containers on it;
+    '' if that is unknown.
 
     Clones of a virtual machine's snapshot have the same boot id; their network cards and names
     differ, mostly.
@@ -350,7 +361,9 @@ def machine() -> str:
 
 
 def started(pid: int) -> str:
-    """Returns when a process was started, in ticks since the machine's start; '' if it has ended."""
+    """Returns when a process was started, in ticks since the machine's start;
+    '' if it has ended.
+    """
     try:
         fields = pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
     except OSError:

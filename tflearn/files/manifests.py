@@ -32,7 +32,8 @@ from tflearn.files.run_dir import is_inside
 
 LEARNER = 'train'
 _TORN_SECS, _POLL_SECS = 2.0, 0.05
-_MAX_DIGESTED_BYTES = 1 << 20  # an index file, in which TensorFlow lists the checksum of every variable
+# An index file, in which TensorFlow lists the checksum of every variable.
+_MAX_DIGESTED_BYTES = 1 << 20
 _NAME = '{:08}.json'
 _CHECKPOINT = re.compile(r'(?:ckpt-)?\d+')
 
@@ -161,7 +162,9 @@ class Manifests:
         self._read_only, self._store = read_only, store
 
     def newest_first(self) -> list[Manifest]:
-        """Returns the manifests that are not torn, without those of owners that had lost their lock."""
+        """Returns the manifests that are not torn,
+        without those of owners that had lost their lock.
+        """
         found, newest_epochs = [], dict[str, int]()
         for number in self._numbers():
             manifest = Manifest.read(self._store, self._path(number))
@@ -174,7 +177,8 @@ class Manifests:
         return found[::-1]
 
     def whole(self, jobs: Collection[str] | None = None) -> Iterable[Manifest]:
-        """Yields the manifests whose checkpoints are whole, newest first; logs what is wrong with the others.
+        """Yields the manifests whose checkpoints are whole, newest first;
+        logs what is wrong with the others.
 
         Args:
           jobs: the jobs whose checkpoints are looked at; None is all.
@@ -190,17 +194,22 @@ class Manifests:
                 yield manifest
 
     def own(self) -> list[str]:
-        """Returns the names of this job's checkpoints that are whole, those of the newest manifests first."""
+        """Returns the names of this job's checkpoints that are whole,
+        those of the newest manifests first.
+        """
         parts = [manifest.parts.get(self.job) for manifest in self.whole([self.job])]
         return list(dict.fromkeys(part.checkpoint for part in parts if part and part.checkpoint))
 
     def named(self) -> set[str]:
-        """Returns the names of this job's checkpoints that a manifest names, which must not be deleted."""
+        """Returns the names of this job's checkpoints that a manifest names,
+        which must not be deleted.
+        """
         parts = [manifest.parts.get(self.job) for manifest in self.newest_first()]
         return {part.checkpoint for part in parts if part and part.checkpoint}
 
     def add(self, checkpoint: str | None, files: Iterable[pathlib.Path], base: Manifest | None = None) -> None:
-        """Adds a manifest with a checkpoint of this job, which must be completely written; deletes old manifests.
+        """Adds a manifest with a checkpoint of this job, which must be completely written;
+        deletes old manifests.
 
         Args:
           checkpoint: its name; None if the job begins without one.
@@ -243,7 +252,9 @@ class Manifests:
         return max(self._numbers()) == number + 1
 
     def _wait_until_written(self, number: int) -> None:
-        """Waits while another process may be writing this manifest; one that stays torn is ignored."""
+        """Waits while another process may be writing this manifest;
+        one that stays torn is ignored.
+        """
         deadline, pause = time.monotonic() + _TORN_SECS, threading.Event()
         path = self._path(number)
         while number and Manifest.read(self._store, path) is None and time.monotonic() < deadline:
@@ -252,7 +263,9 @@ class Manifests:
             pause.wait(_POLL_SECS)
 
     def _prune(self) -> None:
-        """Deletes all manifests but the newest one and, for each job, the newest one with its checkpoint before."""
+        """Deletes all manifests but the newest one and, for each job,
+        the newest one with its checkpoint before.
+        """
         found = self.newest_first()
         if not found:  # other processes have just deleted what was listed
             return

@@ -1,4 +1,5 @@
-"""The forms of the small files by which the programs of a run speak with each other, see `core.forms`.
+"""The forms of the small files by which the programs of a run speak with each other,
+see `core.forms`.
 
 Programs of other versions, and people, write some of them too: a field that no reader needs is no
 fault.

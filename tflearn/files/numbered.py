@@ -1,4 +1,5 @@
-"""Numbered entries of a directory: checkpoints, versions of a policy, old files. Each is complete, or not there.
+"""Numbered entries of a directory: checkpoints, versions of a policy, old files.
+Each is complete, or not there.
 
 What is being written or removed has a name that starts with a dot. It is renamed to its number when
 it is complete, on a file system with atomic renames, for one writer and any number of readers.
@@ -89,7 +90,9 @@ class Numbered:
 
 
 def numbers_of(name: str, names: Iterable[str]) -> list[int]:
-    """Returns the numbers of those names that are `name` with a number at '{}', in ascending order."""
+    """Returns the numbers of those names that are `name` with a number at '{}',
+    in ascending order.
+    """
     start, _, end = re.sub(r'\{.*\}', '\0', name).partition('\0')
     pattern = re.compile(f'{re.escape(start)}([0-9]+){re.escape(end)}')
     matches = [match for match in map(pattern.fullmatch, names) if match]
@@ -98,7 +101,9 @@ def numbers_of(name: str, names: Iterable[str]) -> list[int]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes an empty directory beside `path`, in which to write what is then renamed to it; removes what is left."""
+    """Makes an empty directory beside `path`, in which to write what is then renamed to it;
+    removes what is left.
+    """
     written = temporary(path)
     shutil.rmtree(written, ignore_errors=True)
     written.mkdir(parents=True)
@@ -110,7 +115,9 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes an empty directory to write, which becomes `path` at the end. Raises ValueError if `path` exists."""
+    """Makes an empty directory to write, which becomes `path` at the end.
+    Raises ValueError if `path` exists.
+    """
     if path.exists():
         raise UserValueError(f'got output={path}, which exists; need a new path; choose another')
     with writing(path) as written:
@@ -134,7 +141,9 @@ def put_link(path: pathlib.Path, target: str) -> None:
 
 
 def sync(*paths: pathlib.Path) -> None:
-    """Waits until files and directories are on the disk: a crash of the machine leaves no name without content."""
+    """Waits until files and directories are on the disk:
+    a crash of the machine leaves no name without content.
+    """
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -207,7 +216,9 @@ class CheckpointFiles(Numbered):
         self._max_to_keep, self._keep_every, self._needed = max_to_keep, keep_every, needed
 
     def prefix(self, step: int) -> str:
-        """Returns the beginning of the paths of a checkpoint's files, as TensorFlow names the checkpoint."""
+        """Returns the beginning of the paths of a checkpoint's files,
+        as TensorFlow names the checkpoint.
+        """
         return str(self.path(step).with_suffix(''))
 
     def set_aside(self, step: int) -> None:
@@ -257,7 +268,9 @@ class CheckpointFiles(Numbered):
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str:
-    """Returns the prefix of the newest checkpoint in a directory. Raises ValueError if there is none."""
+    """Returns the prefix of the newest checkpoint in a directory.
+    Raises ValueError if there is none.
+    """
     files = CheckpointFiles(directory)
     if files.newest is None:
         raise UserValueError(

@@ -76,7 +76,8 @@ def local_path(path: str | os.PathLike[str], name: str, may_be_pattern: bool = F
 
 
 def is_inside(name: Any) -> bool:
-    """Whether a name that somebody else has written is that of a file below a directory, wherever that is.
+    """Whether a name that somebody else has written is that of a file below a directory,
+    wherever that is.
 
     Its parts, which slashes divide, are not '.', '..' or empty, and not longer than file systems
     allow; it has no backslash, which divides names elsewhere, and no control character.
@@ -149,7 +150,9 @@ def display_text(text: str) -> str:
 
 
 def job_kind(name: str, status: Mapping[str, Any], kinds: Collection[str]) -> str | None:
-    """Returns which of these kinds of jobs a status is of, by the name of its file; None if of no one."""
+    """Returns which of these kinds of jobs a status is of, by the name of its file;
+    None if of no one.
+    """
     kind = next((kind for kind in kinds if re.fullmatch(rf'{kind}(_\d+)?', name)), None)
     # A collector's name is its pod's on a cluster.
     return kind or ('collect' if 'policy_version' in status else None)
@@ -227,7 +230,9 @@ class RunDir:
         return self.root / 'summaries' / job
 
     def shard_checkpoints(self, shard: int) -> pathlib.Path:
-        """The checkpoints of one of several replay servers; the first one has those of a single server."""
+        """The checkpoints of one of several replay servers;
+        the first one has those of a single server.
+        """
         return self.root / 'replay' / str(shard) / 'checkpoints' if shard else self.replay_checkpoints
 
     def saved_shards(self) -> list[pathlib.Path]:
@@ -252,7 +257,9 @@ class RunDir:
             )
 
     def policy(self, name: str) -> pathlib.Path:
-        """The directory of policy `name`'s exported versions: `<train step>/saved_model.pb` below it."""
+        """The directory of policy `name`'s exported versions:
+        `<train step>/saved_model.pb` below it.
+        """
         return self.policies / name
 
     def product(self, name: str) -> pathlib.Path:
@@ -272,7 +279,9 @@ class RunDir:
         return self.root / 'status' / f'{job}.json'
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        """Returns the newest metrics of all jobs by the names of their files, without damaged ones; see `Status`."""
+        """Returns the newest metrics of all jobs by the names of their files, without damaged ones;
+        see `Status`.
+        """
         found = {}
         for path in sorted(self.status('').parent.glob('[!.]*.json')):
             with contextlib.suppress(UserError):
@@ -280,7 +289,9 @@ class RunDir:
         return found
 
     def living_jobs(self) -> dict[str, int]:
-        """Returns the process numbers of the jobs that run on this machine, by the names of their status files."""
+        """Returns the process numbers of the jobs that run on this machine,
+        by the names of their status files.
+        """
         return {
             name: pid
             for name, status in self.statuses().items()
@@ -309,7 +320,8 @@ class RunDir:
 
     @contextlib.contextmanager
     def own(self, job: str, stop: threading.Event) -> Iterator[None]:
-        """Makes this process the only one that works as `job` in this directory, for the time of the block.
+        """Makes this process the only one that works as `job` in this directory,
+        for the time of the block.
 
         Raises:
           RuntimeError: if another process does; see `lock.hold`.
@@ -337,7 +349,8 @@ class RunDir:
         return self._lock.epoch if self._lock else 0
 
     def check_owner(self) -> None:
-        """Checks, before something is saved, published or exported, that no other process took the directory over.
+        """Checks, before something is saved, published or exported,
+        that no other process took the directory over.
 
         Raises:
           RuntimeError: if one did while this process had stopped. Nothing, if this process does not
@@ -347,7 +360,8 @@ class RunDir:
             self._lock.check()
 
     def make(self, share_with_group: bool = False) -> None:
-        """Creates the root, for this user alone, and checks that it can be written to. An existing one keeps its mode.
+        """Creates the root, for this user alone, and checks that it can be written to.
+        An existing one keeps its mode.
 
         Args:
           share_with_group: lets the users of its group read a new root.

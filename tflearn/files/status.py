@@ -17,7 +17,9 @@ _NOT_JSON = (math.inf, -math.inf)
 
 
 class Status:
-    """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
+    """A job's newest metrics in a small file, for programs that watch the run.
+    Written at most once a second.
+    """
 
     def __init__(self, path: pathlib.Path, kept: Collection[str] = ()):
         """The file has the job's name. `kept` metrics begin with the values that the last process wrote."""

@@ -1,4 +1,6 @@
-"""Names of files that are being written or removed, by which others know what a killed process has left."""
+"""Names of files that are being written or removed,
+by which others know what a killed process has left.
+"""
 
 import contextlib
 import functools
@@ -23,7 +25,9 @@ _MAX_DIRECTORIES = 1024
 
 @functools.lru_cache(_MAX_DIRECTORIES)
 def remove_leftovers_once(directory: pathlib.Path) -> None:
-    """Removes what killed processes have left in a directory, when this process first writes there."""
+    """Removes what killed processes have left in a directory,
+    when this process first writes there.
+    """
     with contextlib.suppress(OSError):  # the write itself says what is wrong
         remove_leftovers(directory, own=False, prefixes=(PART,))
 
@@ -76,7 +80,9 @@ def _is_in_use(path: pathlib.Path, own: bool) -> bool:
 
 
 def _last_change(path: pathlib.Path) -> float:
-    """Returns when anything in `path` was last changed [unix s]; 0 if it does not exist any more."""
+    """Returns when anything in `path` was last changed [unix s];
+    0 if it does not exist any more.
+    """
     files = [path]
     if not path.is_symlink():
         files += [pathlib.Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names)]
@@ -89,6 +95,8 @@ def _last_change(path: pathlib.Path) -> float:
 
 @functools.cache
 def _machine() -> str:
-    """Returns a name for the namespace of the process's number: a machine since its start, or a container."""
+    """Returns a name for the namespace of the process's number:
+    a machine since its start, or a container.
+    """
     name = lock.machine() or socket.gethostname()
     return hashlib.sha256(name.encode()).hexdigest()[:12]

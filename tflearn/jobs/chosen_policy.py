@@ -1,4 +1,6 @@
-"""The policy that a user names for a program: exported by a run, saved anywhere, a function, or random actions."""
+"""The policy that a user names for a program: exported by a run, saved anywhere, a function,
+or random actions.
+"""
 
 import os
 import pathlib
@@ -52,7 +54,9 @@ def find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | 
 
 
 def load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
-    """Returns a version of an exported policy; None as train step takes the run's result, else the newest."""
+    """Returns a version of an exported policy; None as train step takes the run's result,
+    else the newest.
+    """
     directory = run_dir.policy(name)
     step = train_step
     if step is None:  # the policy that the run ended with, which is the best one that was evaluated
@@ -69,7 +73,8 @@ def load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPol
 
 
 def sampled(policy: Any) -> loader.LoadedPolicy:
-    """Returns the exported policy that draws its actions, of the same train step as a loaded greedy one.
+    """Returns the exported policy that draws its actions,
+    of the same train step as a loaded greedy one.
 
     Raises:
       ValueError: if there is none.
@@ -114,7 +119,9 @@ def acting(
 
 
 def compiled(policy: tf_policy.TFPolicy, specs: EnvironmentSpecs, batch_size: int) -> CompiledPolicy:
-    """Returns a policy of TF-Agents for so many environments. Raises ValueError if it is of another environment."""
+    """Returns a policy of TF-Agents for so many environments.
+    Raises ValueError if it is of another environment.
+    """
     for own, other in ((policy.time_step_spec.observation, specs.observation), (policy.action_spec, specs.action)):
         if [(each.shape, each.dtype) for each in tf.nest.flatten(own)] != [
             (each.shape, each.dtype) for each in tf.nest.flatten(other)

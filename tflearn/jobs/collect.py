@@ -153,7 +153,8 @@ def _served(agent: Agent, options: CollectOptions, run: Run, ending: contextlib.
 
 
 def use_threads() -> None:
-    """Computes each operation in one thread where a learner needs the other cores; a policy's batch is small.
+    """Computes each operation in one thread where a learner needs the other cores;
+    a policy's batch is small.
 
     TensorFlow's own variable overrides it.
     """
@@ -163,7 +164,9 @@ def use_threads() -> None:
 
 
 def _set_seed(seed: int | None, name: str) -> int | None:
-    """Sets TensorFlow's seed to the collector's own one and returns it; None if there is no seed."""
+    """Sets TensorFlow's seed to the collector's own one and returns it;
+    None if there is no seed.
+    """
     if seed is None:
         return None
     mixed = (seed + zlib.crc32(name.encode())) % 2**31
@@ -190,7 +193,9 @@ def _limit(
 
 
 class _Collector:
-    """Acts with the newest weights, writes the steps, and reports to the learner, the status file and the log."""
+    """Acts with the newest weights, writes the steps, and reports to the learner,
+    the status file and the log.
+    """
 
     def __init__(
         self,
@@ -224,7 +229,8 @@ class _Collector:
         self._logged_at = time.monotonic()
         self._report_at = -math.inf
         self._waits = False  # for newer weights
-        self._has_rested = False  # since its newest step, for newer weights or for environment steps
+        # Since its newest step, for newer weights or for environment steps.
+        self._has_rested = False
         # The last part: while it waits for its server it asks `_keep_waiting`, which reports once
         # there is a writer.
         self._is_open = False
@@ -259,7 +265,8 @@ class _Collector:
                 continue
             version = weights.newest.policy_version
             if isinstance(limit, CreditLimit) and self._has_rested and version > acted + 1:
-                writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
+                # Others acted meanwhile: new items must not hold steps of an older policy.
+                writer.begin_with_next()
             acted = version
             self._act(writer, steps_per_check)
             self.report_if_due('waiting for simulators' if self._collection.waits else 'running')
@@ -286,7 +293,9 @@ class _Collector:
 
     @property
     def _num_allowed(self) -> float:
-        """How many environment steps it may take now: of `max_env_steps` the coordinator allows a part at a time."""
+        """How many environment steps it may take now:
+        of `max_env_steps` the coordinator allows a part at a time.
+        """
         if self._options.max_env_steps is None:
             return math.inf
         return self._reporter.allowed_env_steps - self._collection.metrics.env_steps
@@ -315,13 +324,16 @@ class _Collector:
         return not self._weights.newest.finished
 
     def _keep_waiting(self) -> bool:
-        """Returns whether a blocked write should wait on; reports meanwhile, which renews the lease."""
+        """Returns whether a blocked write should wait on;
+        reports meanwhile, which renews the lease.
+        """
         if self._is_open:
             self.report_if_due('running')
         return self._pull()
 
     def report_if_due(self, state: str) -> None:
-        """Reports once a second on average, and logs every ten seconds; `state` is what the collector does now.
+        """Reports once a second on average, and logs every ten seconds;
+        `state` is what the collector does now.
 
         Raises:
           PeerLost: if nothing was heard of the coordinator for too long.

@@ -1,4 +1,6 @@
-"""What makes a collector wait for newer weights: a limit of episodes with each version, or the learner's credits."""
+"""What makes a collector wait for newer weights: a limit of episodes with each version,
+or the learner's credits.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,7 +9,9 @@ from tflearn.coordinator.control import AcquiredLease, Credits
 
 
 class VersionLimit:
-    """Limits the episodes with each version of the policy; then allows one more at fixed intervals."""
+    """Limits the episodes with each version of the policy;
+    then allows one more at fixed intervals.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,8 @@ class CreditLimit:
         """
         newest = self._newest()
         if newest is not None and newest is not self._received and newest.policy_version <= version:
-            self._received = self._credits = newest  # (credits of newer weights apply once these weights act)
+            # (credits of newer weights apply once these weights act)
+            self._received = self._credits = newest
         if self._credits is None or self._acquired_lease.expired:
             return True
         if self._credits.policy_version < version:

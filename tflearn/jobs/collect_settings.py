@@ -27,7 +27,8 @@ REPORT_SECS = 1.0
 
 @checked_dataclass(frozen=True)
 class EpisodeLimit:
-    """How many episodes a collector finishes with the weights of one publication, before it waits for newer ones.
+    """How many episodes a collector finishes with the weights of one publication,
+    before it waits for newer ones.
 
     Attributes:
       max_episodes_per_version: episodes of this collector. Episodes that end in the same batched
@@ -135,7 +136,9 @@ class CollectOptions:
         return name in self.report_metrics
 
     def random_steps(self, policy: tf_policy.TFPolicy, experience: Experience) -> tuple[int, bool]:
-        """Returns `initial_random_steps` for a collect policy, and whether they end when the learner has trained."""
+        """Returns `initial_random_steps` for a collect policy,
+        and whether they end when the learner has trained.
+        """
         if self.initial_random_steps is not None:
             return self.initial_random_steps, False
         actions, replay = tf.nest.flatten(policy.action_spec), experience.replay
@@ -162,7 +165,8 @@ class CollectOptions:
 
 
 def own_address(addresses: Sequence[str], name: str) -> str | None:
-    """Returns the address for the collector `name`, in round-robin order; None if there are no addresses.
+    """Returns the address for the collector `name`, in round-robin order;
+    None if there are no addresses.
 
     Raises:
       ValueError: if there are several addresses, and the name has no number.

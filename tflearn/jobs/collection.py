@@ -97,7 +97,9 @@ class Collection(Resumable):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for episodes, such as those of external simulators, and there are none."""
+        """Whether it waits for episodes, such as those of external simulators,
+        and there are none.
+        """
         return waits_for_episodes(self._environment.info)
 
     @property
@@ -111,7 +113,9 @@ class Collection(Resumable):
         return self._environment.num_rebuilt
 
     def identify_environment(self) -> None:
-        """Finds out what the environment is made of, before its first step, which changes it; see `set_content`."""
+        """Finds out what the environment is made of, before its first step, which changes it;
+        see `set_content`.
+        """
         describe = getattr(self._environment, 'made_of', None)
         self._made_of = describe() if describe else {'batch': type(self._environment).__qualname__}
 
@@ -135,7 +139,9 @@ class Collection(Resumable):
         return saved.getvalue()
 
     def set_content(self, content: Mapping[str, Any]) -> None:
-        """See `Resumable`; begins new episodes if the environment is another one, or cannot be restored."""
+        """See `Resumable`; begins new episodes if the environment is another one,
+        or cannot be restored.
+        """
         super().set_content(content)
         self.continues_episodes = self._continue_environment(content)
         if self._num_random_steps and not self.random:
@@ -146,7 +152,9 @@ class Collection(Resumable):
             part.set_content(own)
 
     def _continue_environment(self, content: Mapping[str, Any]) -> bool:
-        """Restores the environment of a checkpoint. Returns False, and says why, if new episodes have to begin."""
+        """Restores the environment of a checkpoint.
+        Returns False, and says why, if new episodes have to begin.
+        """
         if content['environment'] is None:
             logging.warning('the checkpoint holds no environment: new episodes begin')
             return False

@@ -1,4 +1,6 @@
-"""Collectors: environment steps of a session, by other processes or by this one; none if its data are in files."""
+"""Collectors: environment steps of a session, by other processes or by this one;
+none if its data are in files.
+"""
 
 import json
 import pickle
@@ -43,7 +45,9 @@ class Progress(tf.train.experimental.PythonState):
 
 
 def used_up_reason(max_env_steps: int | None) -> str:
-    """Returns why training ends when no more steps are collected, and all that may be done with them is done."""
+    """Returns why training ends when no more steps are collected,
+    and all that may be done with them is done.
+    """
     return f'CollectOptions.max_env_steps {max_env_steps} reached, and the data are used up'
 
 
@@ -80,7 +84,9 @@ class Collectors:
         return {'in_step': self.progress}
 
     def newest_version(self) -> int:
-        """Returns the newest version of the weights that was ever published, as far as it is known."""
+        """Returns the newest version of the weights that was ever published,
+        as far as it is known.
+        """
         return 0
 
     def facts(self) -> Mapping[str, Any]:
@@ -107,7 +113,9 @@ class Collectors:
         """
 
     def poll(self) -> None:
-        """Receives their reports, on a thread of the session; raises PeerLost if they will never come."""
+        """Receives their reports, on a thread of the session;
+        raises PeerLost if they will never come.
+        """
 
     def end_reason(self, used_up: bool) -> str | None:
         """Returns why training is over, besides the stop conditions; None while it goes on.
@@ -134,7 +142,8 @@ class Collectors:
 
 
 class ProcessState(tf.train.experimental.PythonState):
-    """The content of a process's environments and of its replay, with which a run that is resumed goes on.
+    """The content of a process's environments and of its replay,
+    with which a run that is resumed goes on.
 
     Attributes:
       is_restored: whether a checkpoint had it.

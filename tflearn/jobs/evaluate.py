@@ -296,7 +296,8 @@ class _Evaluation:
         self._target, self._stop, self._on_evaluated = target, run.stop, run.hooks.on_evaluated
         self._connect_timeout_secs, self._idle_timeout_secs = run.connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
-        self._unmarked: tuple[pathlib.Path, Evaluation] | None = None  # the best one, whose mark could not be written
+        # The best one, whose mark could not be written.
+        self._unmarked: tuple[pathlib.Path, Evaluation] | None = None
         for step in versions.versions(source.directory):  # marked by an earlier process of this job
             versions.unkeep(source.directory / str(step), versions.IN_USE)
 
@@ -313,7 +314,9 @@ class _Evaluation:
         self._finish(request)
 
     def _next_candidate(self) -> Candidate | None:
-        """Waits for a policy that is not in the record. Returns None if training has ended and there is none."""
+        """Waits for a policy that is not in the record.
+        Returns None if training has ended and there is none.
+        """
 
         def poll() -> tuple[Candidate | None] | None:
             with side_tasks.guarded(f'look for {self._source.what}', is_temporary):
@@ -357,7 +360,9 @@ class _Evaluation:
         return evaluation
 
     def _mark_best(self, path: pathlib.Path, evaluation: Evaluation) -> None:
-        """Makes the link `best` point to a version if it is the best; or to the one that could not be marked before."""
+        """Makes the link `best` point to a version if it is the best;
+        or to the one that could not be marked before.
+        """
         if self._unmarked is not None and not self._target.is_better(evaluation, self._unmarked[1]):
             path, evaluation = self._unmarked
         with side_tasks.guarded(f'mark the best policy in {path.parent}', is_temporary):
@@ -379,7 +384,9 @@ class _Evaluation:
         return known is None or self._target.is_better(evaluation, known)
 
     def _confirm(self, candidate: Candidate) -> dict[str, Any] | None:
-        """Evaluates the policy again. If it reaches the target again, asks the train job to finish; returns that."""
+        """Evaluates the policy again. If it reaches the target again, asks the train job to finish;
+        returns that.
+        """
         # The train job must not prune it from now on, since it may become the run's result.
         if not _keep(candidate, versions.KEPT):
             return None
@@ -398,7 +405,9 @@ class _Evaluation:
         return request
 
     def _earlier_request(self) -> dict[str, Any] | None:
-        """Returns the request that an earlier process of this job wrote, if the policy still exists."""
+        """Returns the request that an earlier process of this job wrote,
+        if the policy still exists.
+        """
         request = read_json(self._run_dir.stop_request, messages.StopRequest)
         if request is None or not {'reason', 'evaluation'} <= request.keys():
             return None
@@ -445,7 +454,9 @@ class _Evaluation:
 
 
 def _keep(candidate: Candidate, marker: str) -> bool:
-    """Exempts a version from pruning, see `versions.keep`; a mark that cannot be written is reported, and left out."""
+    """Exempts a version from pruning, see `versions.keep`;
+    a mark that cannot be written is reported, and left out.
+    """
     if candidate.path is not None:
         with side_tasks.guarded(f'mark {candidate.path} as {marker}', is_temporary):
             return versions.keep(candidate.path, marker)

@@ -29,7 +29,8 @@ class Videos:
 
 @checked_dataclass(frozen=True)
 class Plateau:
-    """When evaluations get no better: training ends. A run that ended so goes on with a greater `patience`.
+    """When evaluations get no better: training ends.
+    A run that ended so goes on with a greater `patience`.
 
     Attributes:
       patience: evaluations in a row of which none is better than the best one before, by

@@ -1,4 +1,6 @@
-"""The sources of the evaluate job's policies: exported by the train job, published by it, or served."""
+"""The sources of the evaluate job's policies: exported by the train job, published by it,
+or served.
+"""
 
 import dataclasses
 import pathlib
@@ -72,7 +74,9 @@ class ExportedPolicies:
         self._run, self._specs, self._each = run, specs, each
 
     def result(self) -> dict[str, Any] | None:
-        """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
+        """Returns how training ended; None while it goes on.
+        There may be newer policies than those found before.
+        """
         return read_json(self._run.dir.train_result, messages.TrainResult)
 
     def newest(self) -> int | None:

@@ -24,7 +24,8 @@ Play = Callable[[Any], EpisodeStatistics]
 
 
 class EvaluationProcesses:
-    """Forks of this process, which has loaded TensorFlow but not used it, so that they have its configuration.
+    """Forks of this process, which has loaded TensorFlow but not used it,
+    so that they have its configuration.
 
     They play when they are asked to, and keep their environments in between.
     """
@@ -61,7 +62,8 @@ class EvaluationProcesses:
             self._others.append((process, ours))
 
     def play(self, asked: Any, own: Play, alive: Callable[[], None] = lambda: None) -> EpisodeStatistics:
-        """Plays the shares of all processes of the policy that is `asked` for, one of them by `own` in this one.
+        """Plays the shares of all processes of the policy that is `asked` for,
+        one of them by `own` in this one.
 
         `alive` is called twice a second while the others play longer.
 
@@ -128,7 +130,8 @@ def _play(make_player: Callable[[int], Play], index: int, pipe: Connection, inhe
             except EOFError:  # this evaluation is over
                 return
             played = dataclasses.asdict(play(asked))
-            with contextlib.suppress(BrokenPipeError):  # the first process has ended; so says the next `recv`
+            # The first process has ended; so says the next `recv`.
+            with contextlib.suppress(BrokenPipeError):
                 pipe.send((played, None))
     except Stopped:
         pass

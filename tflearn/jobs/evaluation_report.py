@@ -29,7 +29,8 @@ _OF_PROGRESS = ('episodes_ended', 'episodes_wanted', 'evaluation_steps', 'evalua
 
 
 class EvaluationReport:
-    """Writes evaluations to the record, TensorBoard, the status file, the learning curve and the log.
+    """Writes evaluations to the record, TensorBoard, the status file,
+    the learning curve and the log.
 
     Attributes:
       record: all evaluations.
@@ -106,7 +107,9 @@ class EvaluationReport:
         return evaluation
 
     def _best(self, newest: Evaluation | None) -> dict[str, float | None]:
-        """Returns the status's metrics that compare evaluations; of the target metric if that is not the return."""
+        """Returns the status's metrics that compare evaluations;
+        of the target metric if that is not the return.
+        """
         metric = self._options.target_metric
         found = {'best_mean_return': self.record.best()}
         if metric != 'return':
@@ -132,7 +135,8 @@ class EvaluationReport:
         start = time.monotonic()
         title = f'{self._run_dir.root.name}: {self._policy}'
         learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
-        with contextlib.suppress(OSError):  # the link exists already, or the file system has no links
+        # The link exists already, or the file system has no links.
+        with contextlib.suppress(OSError):
             self._run_dir.evaluation_image.symlink_to(self._run_dir.learning_curve.name)
         end = time.monotonic()
         self._drawn = len(evaluations)
@@ -167,7 +171,9 @@ class EvaluationReport:
 
 
 def describe(statistics: EpisodeStatistics) -> str:
-    """Returns the result of an evaluation on one line: the return, and the numbers of the environments' info."""
+    """Returns the result of an evaluation on one line:
+    the return, and the numbers of the environments' info.
+    """
     low, high = statistics.mean_return_interval
     infos = [f'{name} {mean:.4g}' for name, mean in statistics.means.items() if name.startswith('info')]
     more = [f'and {len(infos) - _MAX_LOGGED} more'] if len(infos) > _MAX_LOGGED else []

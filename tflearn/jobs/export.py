@@ -1,4 +1,6 @@
-"""The export job: a full model, an ONNX or TFLite model, or a product's model of one of a run's exported policies."""
+"""The export job: a full model, an ONNX or TFLite model,
+or a product's model of one of a run's exported policies.
+"""
 
 import contextlib
 import pathlib
@@ -149,7 +151,9 @@ def _write(path: pathlib.Path, made: Converted, given: Mapping[str, np.ndarray])
 
 
 def product_options(batch_size: int | None, names: Sequence[str], time_step: bool, parameters: bool) -> ProductOptions:
-    """Returns the options of flags; `names` are 'default=name'. Raises ValueError if they do not fit."""
+    """Returns the options of flags; `names` are 'default=name'.
+    Raises ValueError if they do not fit.
+    """
     if wrong := [name for name in names if name.count('=') != 1]:
         raise UserValueError(f'got --product_names={",".join(wrong)}; need default=name,...')
     given = dict(name.split('=') for name in names)
@@ -201,12 +205,15 @@ def _observations(
 
 
 def _recorded(directory: str, limit: int) -> list[np.ndarray]:
-    """Returns the observations [N, ...] of steps of recorded episodes, drawn from all of them alike."""
+    """Returns the observations [N, ...] of steps of recorded episodes,
+    drawn from all of them alike.
+    """
     reader = EpisodeReader(Dataset([directory]))
     chosen = np.random.default_rng(0).permutation(reader.num_steps) < limit
     found: list[list[np.ndarray]] = []
     for episodes in reader.joined():
-        steps = np.flatnonzero(episodes['step_type'] != ts.StepType.LAST)  # no policy acts in the last one
+        # No policy acts in the last one.
+        steps = np.flatnonzero(episodes['step_type'] != ts.StepType.LAST)
         rows, chosen = steps[chosen[: len(steps)]], chosen[len(steps) :]
         found.append([array[rows] for name, array in episodes.items() if name.partition('.')[0] == 'observation'])
     return [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -216,7 +223,8 @@ def _load(file: pathlib.Path, limit: int) -> dict[str, np.ndarray]:
     if not file.is_file():  # numpy would wait for what writes to a pipe
         raise UserValueError(f'got observations={str(file)!r}, which is no file; need an npz file of arrays [N, ...]')
     try:
-        with file.open('rb') as opened, np.load(opened) as arrays:  # numpy leaves a damaged file open
+        # Numpy leaves a damaged file open.
+        with file.open('rb') as opened, np.load(opened) as arrays:
             return {name: arrays[name][:limit] for name in arrays.files}
     except Exception as error:  # by zipfile, zlib, numpy and what they call, for damaged files
         raise UserValueError(
@@ -226,7 +234,9 @@ def _load(file: pathlib.Path, limit: int) -> dict[str, np.ndarray]:
 
 
 def _names(version: pathlib.Path) -> list[str]:
-    """Returns the names of the observation's leaves in the order of stored columns, which is not that of the names."""
+    """Returns the names of the observation's leaves in the order of stored columns,
+    which is not that of the names.
+    """
     names: list[str] | None = (read_json(version / versions.METADATA, messages.Metadata) or {}).get(OBSERVATION_NAMES)
     if names is None:
         raise UserValueError(

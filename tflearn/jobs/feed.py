@@ -1,4 +1,6 @@
-"""The feed job: the dispatcher of tf.data service, or one of its workers, for learners that cannot use Reverb."""
+"""The feed job: the dispatcher of tf.data service, or one of its workers,
+for learners that cannot use Reverb.
+"""
 
 import contextlib
 import functools

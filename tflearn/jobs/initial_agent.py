@@ -32,7 +32,8 @@ def make(
         would be exported under one name, or no part of the agent computes in `precision`.
     """
     nests = {'observation': specs.observation, 'action': specs.action}
-    signatures.flat_dict(signatures.to_plain(nests))  # the names of an export's tensors, checked before there is one
+    # The names of an export's tensors, checked before there is one.
+    signatures.flat_dict(signatures.to_plain(nests))
     logging.info(strategies.describe_devices(strategy))
     with strategy.scope(), precisions.use(precision):
         train_step = create_train_step()
@@ -46,7 +47,8 @@ def make(
 
 
 def make_for_data(make_agent: AgentFactory, specs: EnvironmentSpecs, experience: Experience) -> tuple[Agent, Storage]:
-    """Makes an agent that does not train, for its policies and its data; returns it and how its data are stored.
+    """Makes an agent that does not train, for its policies and its data;
+    returns it and how its data are stored.
 
     Raises:
       ValueError: see `data_spec`.
@@ -61,7 +63,8 @@ def storage(agent: Agent, experience: Experience) -> Storage:
 
 
 def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
-    """Returns the spec of a Trajectory in the replay: the agent's, with the policy state if it is stored.
+    """Returns the spec of a Trajectory in the replay:
+    the agent's, with the policy state if it is stored.
 
     Args:
       agent: the run's agent.

@@ -1,4 +1,6 @@
-"""What a new run's agent begins with: values of another run or of an exported policy, and episodes to imitate."""
+"""What a new run's agent begins with: values of another run or of an exported policy,
+and episodes to imitate.
+"""
 
 import pathlib
 from collections.abc import Collection, Mapping
@@ -27,7 +29,8 @@ def continues(run_dir: RunDir) -> bool:
 
 
 def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
-    """Loads values of another run or of an exported policy into the agent, unless its own run has a checkpoint.
+    """Loads values of another run or of an exported policy into the agent,
+    unless its own run has a checkpoint.
 
     Args:
       agent: the run's agent.
@@ -51,7 +54,8 @@ def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
 
 
 def load_optimizers(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
-    """Loads values of another run's optimizers, unless the run has a checkpoint; once a learner has made their slots.
+    """Loads values of another run's optimizers, unless the run has a checkpoint;
+    once a learner has made their slots.
 
     Raises:
       ValueError: if they do not fit.

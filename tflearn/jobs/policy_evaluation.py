@@ -1,4 +1,5 @@
-"""Evaluates one policy, of any origin, in an environment: the job evaluate_policy keeps the result, a call returns it.
+"""Evaluates one policy, of any origin, in an environment: the job evaluate_policy keeps the result,
+a call returns it.
 
 statistics = tflearn.evaluate('runs/ppo', make_environment, num_episodes=100)
 print(statistics.mean_return, statistics.mean_return_interval)
@@ -41,7 +42,8 @@ def evaluate(
     record_video: str | os.PathLike[str] | None = None,
     options: EvaluateOptions = EvaluateOptions(),
 ) -> EpisodeStatistics:
-    """Plays episodes of a policy; the same arguments give the same episodes. Nothing of a run is changed.
+    """Plays episodes of a policy; the same arguments give the same episodes.
+    Nothing of a run is changed.
 
     Args:
       policy: a loaded policy, what `load_policy` takes, a function of a batch of observations, a

@@ -1,4 +1,6 @@
-"""The policies of an agent that a run exports, and their metadata; for the jobs train and synchronous."""
+"""The policies of an agent that a run exports, and their metadata;
+for the jobs train and synchronous.
+"""
 
 import collections
 import functools
@@ -23,15 +25,18 @@ from tflearn.policies.exporter import PolicyExporter
 
 _WAIT_SECS = 600.0
 _MAX_WAITING = 8  # exports until the first one is checked
-_FIRST_DELAY_SECS = 5.0  # it takes one to three seconds of Python, which the first train steps would share
+# It takes one to three seconds of Python, which the first train steps would share.
+_FIRST_DELAY_SECS = 5.0
 _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
-_MAX_MISMATCHES = 3  # exports in a row that act differently from the live policy, after which training ends
+# Exports in a row that act differently from the live policy, after which training ends.
+_MAX_MISMATCHES = 3
 _RAW = 'raw_policy'
 _TEXTS = ('run/config_hash', 'run/code_revision')
 
 
 class MakesProducts(Protocol):
-    """Makes the model of an exported version for a product. A run that makes none loads no converters.
+    """Makes the model of an exported version for a product.
+    A run that makes none loads no converters.
 
     Attributes:
       parameters: whether the model also returns the parameters of the action's distribution.
@@ -144,14 +149,16 @@ class PolicyExports:
         self._due = threading.Event()  # the first export, which `begin` has put off
         self._begun = False
         self._newest: int | None = None  # step of a complete export
-        self._waiting = collections.deque[Callable[[], None]]()  # for the first one, which takes seconds
+        # For the first one, which takes seconds.
+        self._waiting = collections.deque[Callable[[], None]]()
 
     def _exported(self, name: str, options: ExportOptions) -> tf_policy.TFPolicy:
         policy = _POLICIES[name](self._agent, self._policy)
         return disagreement.added(self._agent, policy) if options.disagreement and name == 'greedy_policy' else policy
 
     def export(self, step: int) -> None:
-        """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.
+        """Takes a snapshot of each policy and exports it on a thread.
+        A newer export replaces one that has not begun.
 
         The first export blocks, see `check`, unless there was a `begin`. Then those that follow
         while it is written wait for it, and none is replaced; it blocks if there are too many. A
@@ -170,7 +177,8 @@ class PolicyExports:
             self.check()
 
     def begin(self, step: int) -> None:
-        """Takes the snapshot of the first export now, and writes it in a few seconds, or as soon as the next is due.
+        """Takes the snapshot of the first export now, and writes it in a few seconds,
+        or as soon as the next is due.
 
         It does not block; `raise_failure` tells if it failed.
         """
@@ -179,7 +187,9 @@ class PolicyExports:
 
     @property
     def num_failed(self) -> int:
-        """The exports in a row that were not published, because they act differently from the live policy."""
+        """The exports in a row that were not published,
+        because they act differently from the live policy.
+        """
         return max(map(len, self._mismatches.values()))
 
     def check(self) -> None:
@@ -240,7 +250,9 @@ class PolicyExports:
         ) from error
 
     def settle(self) -> None:
-        """Like `wait`, for a job that is being stopped: failures are logged, so that they hide no other error."""
+        """Like `wait`, for a job that is being stopped:
+        failures are logged, so that they hide no other error.
+        """
         try:
             self._wait()
         except _FAILURES as error:
@@ -311,7 +323,9 @@ class PolicyExports:
 
 
 def _all(works: Sequence[Callable[[], None]]) -> None:
-    """Runs all of them, even if some fail; then raises the first failed comparison, otherwise the last failure."""
+    """Runs all of them, even if some fail; then raises the first failed comparison,
+    otherwise the last failure.
+    """
     failure: Exception | None = None
     for work in works:
         try:

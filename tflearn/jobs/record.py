@@ -1,4 +1,6 @@
-"""The record job: a policy acts in an environment, and its episodes are written to files; so are those of a replay."""
+"""The record job: a policy acts in an environment, and its episodes are written to files;
+so are those of a replay.
+"""
 
 import contextlib
 import os
@@ -86,7 +88,8 @@ def record(
     log_probabilities: bool = False,
     max_steps_per_episode: PositiveInt = MAX_STEPS_PER_EPISODE,
 ) -> None:
-    """Writes complete episodes until there are enough; those of an earlier call with this output count.
+    """Writes complete episodes until there are enough;
+    those of an earlier call with this output count.
 
     Of a number of episodes each environment plays its share; those of a number of steps are the
     first ones that end.
@@ -159,7 +162,8 @@ def play(
     output: str | None = None,
     seed: int = 0,
 ) -> str:
-    """Shows a policy in one rendered environment, or lets a person act by the keyboard; the episodes may be recorded.
+    """Shows a policy in one rendered environment, or lets a person act by the keyboard;
+    the episodes may be recorded.
 
     Args:
       run: the run whose policy acts.
@@ -218,7 +222,8 @@ def extract(
     running: bool = False,
     compress: bool = False,
 ) -> None:
-    """Writes the complete episodes of a run's replay; counts what belongs to episodes that are not complete there.
+    """Writes the complete episodes of a run's replay;
+    counts what belongs to episodes that are not complete there.
 
     Args:
       run: the run, with the checkpoints of its replay; nothing is written if it is stopped.
@@ -292,13 +297,17 @@ def describe(paths: Sequence[str], picture: pathlib.Path | None = None, **filter
 
 
 def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **filters: Any) -> str:
-    """Copies episodes to a new data set, see `conversion.copy`; returns a line that says what was copied."""
+    """Copies episodes to a new data set, see `conversion.copy`;
+    returns a line that says what was copied.
+    """
     num_episodes, num_steps = conversion.copy(Dataset(paths, **filters), output, compress)
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
 
 
 def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: bool = False, **filters: Any) -> str:
-    """Writes a data set in another format, see `conversion.convert`; returns a line that says what was written."""
+    """Writes a data set in another format, see `conversion.convert`;
+    returns a line that says what was written.
+    """
     num_episodes = conversion.convert(Dataset(paths, **filters), output, target, spaces, compress)
     return f'{num_episodes} episodes in {output}, format {target}'
 

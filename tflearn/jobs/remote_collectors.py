@@ -1,4 +1,6 @@
-"""RemoteCollectors: a train job's collectors in other processes: weights and credits to them, reports back."""
+"""RemoteCollectors: a train job's collectors in other processes:
+weights and credits to them, reports back.
+"""
 
 import contextlib
 import math
@@ -152,7 +154,9 @@ def _follows(sent: control.Credits, newest: control.Credits) -> bool:
 
 
 class _Arrivals:
-    """Counts the items that are in the queues or were drawn since the first poll, across restarts of servers."""
+    """Counts the items that are in the queues or were drawn since the first poll,
+    across restarts of servers.
+    """
 
     def __init__(self, addresses: Sequence[str]):
         self._addresses = addresses
@@ -161,7 +165,9 @@ class _Arrivals:
         self._answered_at = dict.fromkeys(addresses, time.monotonic())
 
     def count(self) -> int | None:
-        """Returns the number of items; None while a server does not answer, perhaps because it is busy."""
+        """Returns the number of items; None while a server does not answer,
+        perhaps because it is busy.
+        """
         waiting = 0
         for address in self._addresses:
             tables, now = backend.counts(address), time.monotonic()
@@ -251,7 +257,8 @@ class RemoteCollectors(Collectors):
     def begin(self, step: int) -> None:
         """See `Collectors`. They gather the first data while the learner is traced."""
         if self._chief:
-            self._reports.read()  # the coordinator learns how many steps the run has, of which there may be a limit
+            # The coordinator learns how many steps the run has, of which there may be a limit.
+            self._reports.read()
         if self._credits:
             self._credits.start(self._reports)
 

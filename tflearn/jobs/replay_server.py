@@ -1,4 +1,6 @@
-"""The replay server job: serves the run's tables; saves them at fixed intervals and when it is stopped."""
+"""The replay server job: serves the run's tables;
+saves them at fixed intervals and when it is stopped.
+"""
 
 import contextlib
 import functools
@@ -149,7 +151,9 @@ def _shielded(replay: Server, address: str, shield: str | None) -> str:
 
 
 def _host(run: Run, ending: contextlib.ExitStack) -> CoordinatorServer:
-    """Starts the run's coordinator in this process; jobs that come early learn that the replay is restored."""
+    """Starts the run's coordinator in this process;
+    jobs that come early learn that the replay is restored.
+    """
     options = server.options(run.coordinator.address, run.coordinator.token)
     hosted = ending.enter_context(contextlib.closing(CoordinatorServer(options, run.dir.run_id())))
     hosted.state.phase = 'restoring the replay'
@@ -162,7 +166,8 @@ def _name(shard: int) -> str:
 
 
 def _restore(start: Callable[..., Server], manifests: Manifests, jobs: Sequence[str]) -> Server:
-    """Starts the server with its checkpoint of the newest manifest whose checkpoints, those of all `jobs`, are whole.
+    """Starts the server with its checkpoint of the newest manifest whose checkpoints,
+    those of all `jobs`, are whole.
 
     The learner, which waits for this server, then finds this manifest as the newest one. A run
     directory without manifests has its newest checkpoint restored.
@@ -247,7 +252,9 @@ class _Saver:
         self.not_stopped_at = self._saved_at = time.monotonic()
 
     def log_expected(self, interval_secs: float) -> None:
-        """Logs how long the save of a full table will take, unless that was logged and has hardly changed."""
+        """Logs how long the save of a full table will take,
+        unless that was logged and has hardly changed.
+        """
         secs, megabytes = self._time.expected_secs(self.storage.num_bytes), self.storage.num_bytes / 1e6
         if self._logged_secs and 0.5 < secs / self._logged_secs < 2:
             return
@@ -296,7 +303,9 @@ class _Saver:
 
 
 class _Serving:
-    """The time in which a server serves: it saves, reports its counts, and watches whether there is a learner."""
+    """The time in which a server serves: it saves, reports its counts,
+    and watches whether there is a learner.
+    """
 
     def __init__(self, saver: _Saver, run_dir: RunDir, status: Status, coordinator: Coordinator, shard: int):
         self._saver, self._run_dir, self._status = saver, run_dir, status
@@ -312,7 +321,9 @@ class _Serving:
         except PeerLost:
             self._saver.save_last(is_stopped=False)
             raise
-        self._count()  # a short run is over before the next report; the coordinator may be gone, and is not waited for
+        # A short run is over before the next report; the coordinator may be gone, and is not
+        # waited for.
+        self._count()
         self._saver.save_last()
 
     def _serve(self, interval_secs: float, learner_timeout_secs: float, stop: threading.Event) -> None:
@@ -343,7 +354,9 @@ class _Serving:
                 self._watch.update(None)
 
     def _count(self) -> dict[str, TableCounts] | None:
-        """Returns the tables' counts, and writes them to the status; None if the server does not answer."""
+        """Returns the tables' counts, and writes them to the status;
+        None if the server does not answer.
+        """
         storage = self._saver.storage
         try:
             tables = self._saver.server.counts()

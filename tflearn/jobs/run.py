@@ -1,4 +1,6 @@
-"""Run: what a job gets from its program, not from a gin file: where the run is, its other jobs, and when it ends."""
+"""Run: what a job gets from its program, not from a gin file:
+where the run is, its other jobs, and when it ends.
+"""
 
 import dataclasses
 import threading

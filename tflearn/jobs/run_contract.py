@@ -23,7 +23,8 @@ def contract(agent: Agent, storage: Storage, num_shards: int | None = None) -> d
 
 
 def agreed_settings(agent: Agent, experience: Experience) -> dict[str, str]:
-    """Returns the settings by name: the agent's discounts and rewards, its transforms, and how steps are stored.
+    """Returns the settings by name: the agent's discounts and rewards, its transforms,
+    and how steps are stored.
 
     The size of a batch is the learner's alone.
     """

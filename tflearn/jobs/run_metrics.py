@@ -1,4 +1,6 @@
-"""Serves the numbers that a run's jobs report to Prometheus: what autoscalers and dashboards of a cluster see."""
+"""Serves the numbers that a run's jobs report to Prometheus:
+what autoscalers and dashboards of a cluster see.
+"""
 
 import contextlib
 import re
@@ -42,7 +44,8 @@ def serve(
 
 
 class RunMetrics:
-    """The newest numbers of all jobs, one metric for each kind of job and field, for a registry of Prometheus.
+    """The newest numbers of all jobs, one metric for each kind of job and field,
+    for a registry of Prometheus.
 
     Jobs that have not reported for a minute are left out, so that nothing acts on what was.
     """
@@ -77,6 +80,7 @@ class RunMetrics:
 
 
 def _number(value: object) -> float | None:
-    with contextlib.suppress(OverflowError):  # of an integer with hundreds of digits, in a damaged file
+    # Of an integer with hundreds of digits, in a damaged file.
+    with contextlib.suppress(OverflowError):
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return None

@@ -344,7 +344,8 @@ class Session:
     def _monitor(self, over: threading.Event) -> None:
         """Polls the collectors, and closes the source when training should end, since the learner may wait for data."""
         ended, seen = None, -1
-        while not ended:  # polls immediately, every second or more often, and after the last train step
+        # Polls immediately, every second or more often, and after the last train step.
+        while not ended:
             ended = over.wait(0.0 if ended is None else _POLL_SECS)
             # Reports and decisions may be late, but the thread must go on.
             with side_tasks.guarded('poll the collectors'):
@@ -418,7 +419,8 @@ class Session:
     def _publish(self, step: int) -> None:
         if step > self._settings.num_pretrain_steps:
             self._progress.policy_version += 1
-        if step != self._settings.num_pretrain_steps:  # `_turn` sends the last weights of pre-training
+        # `_turn` sends the last weights of pre-training.
+        if step != self._settings.num_pretrain_steps:
             self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:

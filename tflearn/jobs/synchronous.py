@@ -1,4 +1,6 @@
-"""The synchronous job: one process collects and trains alternately. For debugging, and for repeatable results."""
+"""The synchronous job: one process collects and trains alternately.
+For debugging, and for repeatable results.
+"""
 
 import contextlib
 import dataclasses
@@ -44,7 +46,8 @@ def synchronous(
     learner_options: LearnerOptions = LearnerOptions(),
     collect_options: CollectOptions = CollectOptions(),
 ) -> None:
-    """Collects and trains alternately until a stop condition is reached, a stop is requested, or it is stopped.
+    """Collects and trains alternately until a stop condition is reached, a stop is requested,
+    or it is stopped.
 
     After each batched environment step it takes the train steps that `samples_per_insert` allows by
     then; if that is less than one, it continues to collect. So at any time it is less than one
@@ -150,7 +153,9 @@ def _replay(
 def _make_replay(
     storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int
 ) -> tuple[Source, ring_source.LocalReplay]:
-    """Makes the source of batches, and the replay that stores steps; with recorded episodes if the run has some."""
+    """Makes the source of batches, and the replay that stores steps;
+    with recorded episodes if the run has some.
+    """
     replay = ring_source.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
     demonstrations = initial.demonstrations
     if demonstrations is not None and demonstrations.fill_replay:
@@ -176,7 +181,9 @@ def _is_too_large(storage: Storage) -> bool:
 
 
 def _last_step(experience: Experience, options: CollectOptions) -> int | None:
-    """Returns the limit of environment steps if it ends the run: no more is trained than the data allow."""
+    """Returns the limit of environment steps if it ends the run:
+    no more is trained than the data allow.
+    """
     replay = experience.replay
     allows_any = replay.learns_from_old_items and replay.samples_per_insert is None
     return None if allows_any else options.max_env_steps

@@ -1,4 +1,6 @@
-"""The train job: draws from the replay server, trains, publishes weights, exports policies, saves checkpoints."""
+"""The train job: draws from the replay server, trains, publishes weights, exports policies,
+saves checkpoints.
+"""
 
 import contextlib
 import dataclasses
@@ -41,7 +43,8 @@ from tflearn.sampling.mix import Mix
 from tflearn.sampling.source import Source
 
 _TRACE_SECS = 300.0
-_SAVED_COPIES, _TRAINING_COPIES = 3, 5  # of the variables: Adam has two moments; gradients and a snapshot
+# Of the variables: Adam has two moments; gradients and a snapshot.
+_SAVED_COPIES, _TRAINING_COPIES = 3, 5
 _WRITE_SECS = 600.0  # checkpoints and exports time out after that
 
 
@@ -59,7 +62,8 @@ def train(
     exports: ExportOptions = ExportOptions(),
     options: LearnerOptions = LearnerOptions(),
 ) -> None:
-    """Trains until a stop condition is reached, a stop is requested in the run directory, or it is stopped.
+    """Trains until a stop condition is reached, a stop is requested in the run directory,
+    or it is stopped.
 
     Args:
       run: the run; checkpoints, summaries, policies and the result are in its directory.
@@ -126,12 +130,16 @@ def train(
 
 
 def _watchdog(*timeouts: float) -> contextlib.closing[Watchdog]:
-    """Returns a watchdog that is closed with the block, and waits longer than any of these timeouts [s]."""
+    """Returns a watchdog that is closed with the block,
+    and waits longer than any of these timeouts [s].
+    """
     return contextlib.closing(Watchdog(max(_WRITE_SECS, *timeouts) + _TRACE_SECS))
 
 
 def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:
-    """Checks that there is room for the mirror of the replay, and for the agent's checkpoints with its optimizer."""
+    """Checks that there is room for the mirror of the replay,
+    and for the agent's checkpoints with its optimizer.
+    """
     variables = {
         id(part): part for part in tf.train.TrackableView(agent).descendants() if isinstance(part, tf.Variable)
     }
@@ -154,7 +162,8 @@ def _source(
     seed: int,
     initial: Initial,
 ) -> Source:
-    """Makes the source of batches for this process: of a feed, of a queue, or of the replay servers' tables.
+    """Makes the source of batches for this process:
+    of a feed, of a queue, or of the replay servers' tables.
 
     Args:
       data: where batches come from.
@@ -183,7 +192,8 @@ def _source(
         shares = mix.sizes(size, data.weights)
         parts = []
         for i, (address, share) in enumerate(zip(addresses, shares, strict=True)):
-            own_seed = seed + i * layout.workers  # no worker draws as another one does from another server
+            # No worker draws as another one does from another server.
+            own_seed = seed + i * layout.workers
             batch_size = share * replicas_here
             table = Shards((address,))
             parts.append(replay_servers.make(table, storage, batch_size, data.timeout_secs, own_seed, pipeline))
@@ -209,7 +219,8 @@ def _clone(
     seed: int,
     watchdog: Watchdog,
 ) -> None:
-    """Begins the agent of a new run with a policy that is cloned from recorded episodes, if `initial` asks for it.
+    """Begins the agent of a new run with a policy that is cloned from recorded episodes,
+    if `initial` asks for it.
 
     Collectors get to know that they wait.
     """
@@ -240,7 +251,8 @@ def dry_run_report(
     data: Data = Data(),
     options: LearnerOptions = LearnerOptions(),
 ) -> dry_run.DryRunReport:
-    """Returns a report of the train step on a cluster of a device's shape; asks no server, and writes no file.
+    """Returns a report of the train step on a cluster of a device's shape;
+    asks no server, and writes no file.
 
     Raises:
       ValueError: if data or batches are none for that cluster, or there is no compiler for its TPU.
@@ -284,7 +296,8 @@ def _join(
     storage: Storage,
     strategy: tf.distribute.Strategy,
 ) -> Sequence[str]:
-    """Waits for the coordinator and the servers. Returns the addresses of the replay servers that this process reads.
+    """Waits for the coordinator and the servers.
+    Returns the addresses of the replay servers that this process reads.
 
     Raises:
       ValueError: if this job does not belong to the run, or the items of several servers cannot be

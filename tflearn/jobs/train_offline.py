@@ -150,7 +150,9 @@ def _check(
 
 @contextlib.contextmanager
 def _watched(strategy: tf.distribute.Strategy, count: Callable[[], object]) -> Iterator[None]:
-    """Ends the process if a `with` block waits too long for other workers; `count` shows that it goes on."""
+    """Ends the process if a `with` block waits too long for other workers;
+    `count` shows that it goes on.
+    """
     if strategies.layout(strategy).workers == 1:
         yield
         return
@@ -159,7 +161,9 @@ def _watched(strategy: tf.distribute.Strategy, count: Callable[[], object]) -> I
 
 
 def _steps_per_call(most: int, settings: Settings, validation: Validation) -> int:
-    """Returns the train steps of a call of the learner, after which it can save, export and validate."""
+    """Returns the train steps of a call of the learner, after which it can save,
+    export and validate.
+    """
     intervals = [settings.learner.checkpoint_interval_steps, settings.intervals.export_interval_steps]
     return min(most, *filter(None, intervals), validation.interval_steps if validation.share else most)
 
@@ -175,7 +179,9 @@ def _validating(options: LearnerOptions, validator: Validator) -> LearnerOptions
 
 
 def environment_specs(dataset: Dataset) -> EnvironmentSpecs:
-    """Returns the environment's specs, those of the first data set; the columns of all are compared later."""
+    """Returns the environment's specs, those of the first data set;
+    the columns of all are compared later.
+    """
     return columns.read_specs(find_directories(dataset)[0])
 
 
@@ -186,7 +192,8 @@ def _checksum(dataset: Dataset) -> int:
 
 
 def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
-    """Returns for the metadata of policies what trained them, and what texts and missing values are to them.
+    """Returns for the metadata of policies what trained them,
+    and what texts and missing values are to them.
 
     Logs of a policy's own decisions have its numbers of the categories: the vocabularies are those
     of the policy then.

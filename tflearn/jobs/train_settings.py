@@ -18,7 +18,8 @@ from tflearn.sampling.source import Source
 
 @checked_dataclass(frozen=True)
 class Intervals:
-    """How often a job publishes, exports and compares. (The intervals of checkpoints are in `LearnerOptions`.)
+    """How often a job publishes, exports and compares.
+    (The intervals of checkpoints are in `LearnerOptions`.)
 
     Attributes:
       publish_interval_steps: train steps between two publications of the weights; in the
@@ -86,7 +87,9 @@ class Device:
         return self.tpu is not None or self.strategy.partition(':')[0] == 'tpu'
 
     def check_no_dry_run(self, job: str) -> None:
-        """Raises a ValueError if there is a dry run, or a setting of one, in a job that makes none."""
+        """Raises a ValueError if there is a dry run, or a setting of one,
+        in a job that makes none.
+        """
         if (given := (self.dry_run, self.cluster_shape, self.tpu)) != (False, '1x1', None):
             raise UserValueError(f'got {given} as dry_run, cluster_shape and tpu in {job}; need a dry run in train')
 
@@ -181,7 +184,9 @@ class Data:
             )
 
     def check(self, replay: Replay, initial: Initial) -> None:
-        """Raises a ValueError if the servers cannot be read together, or something needs them beside a feed."""
+        """Raises a ValueError if the servers cannot be read together,
+        or something needs them beside a feed.
+        """
         if self.weights and not replay.draws_uniformly:
             raise UserValueError(f'got Data.weights with Experience.replay={replay!r}; need Uniform, or no weights')
         if self.addresses and not (self.weights or not replay.learns_from_old_items):
@@ -261,7 +266,9 @@ class Settings:
             )
 
     def check(self, experience: Experience, *other_conditions: object) -> None:
-        """Raises a ValueError if nothing ends the run, or these settings do not fit its experience."""
+        """Raises a ValueError if nothing ends the run,
+        or these settings do not fit its experience.
+        """
         self.stop_conditions.check(*other_conditions)
         replay, demonstrations = experience.replay, self.initial.demonstrations
         if self.intervals.unit == 'iterations' and replay.iteration is None:
@@ -278,7 +285,9 @@ class Settings:
         return 0 if self.initial.demonstrations is None else self.initial.demonstrations.num_pretrain_steps
 
     def in_train_steps(self, source: Source) -> 'Settings':
-        """Returns these settings with all intervals in train steps; `source` is what makes the iterations."""
+        """Returns these settings with all intervals in train steps;
+        `source` is what makes the iterations.
+        """
         if self.intervals.unit == 'train_steps':
             return self
         steps = source.steps_of_call(1)

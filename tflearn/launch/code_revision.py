@@ -1,4 +1,6 @@
-"""The revision of the code that runs, which is recorded with its results; and its uncommitted changes."""
+"""The revision of the code that runs, which is recorded with its results;
+and its uncommitted changes.
+"""
 
 import pathlib
 import subprocess
@@ -25,7 +27,8 @@ def code_revision(file: pathlib.Path = _HERE) -> str:
 
 
 def code_snapshot(folders: Sequence[pathlib.Path] = (), max_chars: int = _MAX_CHARS) -> str:
-    """Returns the git revision, the differences from it and the untracked files of checkouts, in Markdown.
+    """Returns the git revision, the differences from it and the untracked files of checkouts,
+    in Markdown.
 
     Args:
       folders: folders of checkouts, besides this package's own; None of them need be one.

@@ -1,4 +1,5 @@
-"""The workers of a learner, processes that train as one: on one machine, or each on a machine of its own.
+"""The workers of a learner, processes that train as one:
+on one machine, or each on a machine of its own.
 
 Usage: learner_workers NUM_WORKERS PROGRAM ARGUMENT...
 
@@ -36,7 +37,9 @@ _DEVICES = 'CUDA_VISIBLE_DEVICES'
 
 
 def environments(num_workers: int, inherited: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the environment of each worker: `inherited`, with its TF_CONFIG and its part of the visible GPUs."""
+    """Returns the environment of each worker: `inherited`,
+    with its TF_CONFIG and its part of the visible GPUs.
+    """
     addresses = [free_address() for _ in range(num_workers)]
     found = []
     for index in range(num_workers):
@@ -48,7 +51,8 @@ def environments(num_workers: int, inherited: Mapping[str, str]) -> list[dict[st
 
 
 def exit_status(statuses: Iterable[int]) -> int:
-    """Returns the group's exit status: an error of a worker's own, if there is one; else whether to try again.
+    """Returns the group's exit status: an error of a worker's own, if there is one;
+    else whether to try again.
 
     Args:
       statuses: the workers' exit statuses; negative: the signal that ended it.

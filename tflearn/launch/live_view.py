@@ -66,7 +66,9 @@ class LiveView(PlainView):
 
 
 class NotebookView(PlainView):
-    """Draws the run in the output of a notebook's cell, again and again in one place; events are lines."""
+    """Draws the run in the output of a notebook's cell, again and again in one place;
+    events are lines.
+    """
 
     def __init__(self, title: str, out: TextIO):
         super().__init__(out)
@@ -109,7 +111,9 @@ def _progress(report: RunReport) -> RenderableType:
 
 
 def _metrics(report: RunReport, width: int) -> RenderableType | None:
-    """Returns labels and metrics in two columns of pairs, as wide as they usually become, so that nothing jumps."""
+    """Returns labels and metrics in two columns of pairs, as wide as they usually become,
+    so that nothing jumps.
+    """
     metrics = report.metrics()
     metrics.pop('time left', None)  # It is beside the bar.
     if not metrics:

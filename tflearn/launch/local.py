@@ -79,14 +79,17 @@ def free_address() -> str:
 def held_address() -> Iterator[str]:
     """Provides 'localhost:port' with a port that only a gRPC server of this user can take during the block."""
     with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does; nothing listens here
+        # As gRPC does; nothing listens here.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(('', free_port()))
         yield f'localhost:{holder.getsockname()[1]}'
 
 
 @contextlib.contextmanager
 def ready_warm_parent(topology: Topology) -> Iterator[WarmParent | None]:
-    """Provides the process that forks jobs of this machine, if the topology names one, once it has their libraries."""
+    """Provides the process that forks jobs of this machine, if the topology names one,
+    once it has their libraries.
+    """
     if topology.warm_parent is None:
         yield None
         return
@@ -107,7 +110,8 @@ def run(
     line_interval_secs: float = LINE_INTERVAL_SECS,
     warm_parent: WarmParent | None = None,
 ) -> int:
-    """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
+    """Starts the jobs, shows the run, stops the jobs.
+    Call it from the main thread: it handles signals.
 
     The run has ended when every job that serves no other has ended with exit code 0. SIGINT,
     SIGTERM and SIGHUP stop it cleanly, another one a second later at once. If this process is
@@ -246,7 +250,9 @@ def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> 
 
 
 def _warn_of_jobs(run_dir: RunDir) -> None:
-    """Prints how to end what runs already: a job that was started by hand, or one that does not stop as it was told."""
+    """Prints how to end what runs already: a job that was started by hand,
+    or one that does not stop as it was told.
+    """
     jobs = run_dir.living_jobs()
     if jobs.pop('launch', None) != os.getpid() and jobs:
         named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())

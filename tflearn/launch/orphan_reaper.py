@@ -24,7 +24,9 @@ def signal_groups(groups: set[int], number: int) -> set[int]:
 
 
 def main() -> None:
-    """Reads standard input to its end, then ends the groups that are left: SIGTERM, argv[1] seconds, SIGKILL."""
+    """Reads standard input to its end, then ends the groups that are left:
+    SIGTERM, argv[1] seconds, SIGKILL.
+    """
     stop_timeout_secs = float(sys.argv[1])
     groups: set[int] = set()
     for line in sys.stdin:

@@ -1,4 +1,6 @@
-"""A job as a process of this machine, how often it is restarted, and the program that stops jobs of a killed launch."""
+"""A job as a process of this machine, how often it is restarted,
+and the program that stops jobs of a killed launch.
+"""
 
 import collections
 import contextlib
@@ -59,7 +61,8 @@ class OrphanReaper:
         os.close(reader)
 
     def _write(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # Somebody killed the reaper; the jobs do not need it.
+        # Somebody killed the reaper; the jobs do not need it.
+        with contextlib.suppress(BrokenPipeError):
             self._pipe.write(line.encode())
 
     def add(self, group: int) -> None:
@@ -75,7 +78,8 @@ class OrphanReaper:
 
 
 class RestartBudget:
-    """How often a job may be started again, and when: at most `MAX_RESTARTS` times in `WINDOW_SECS`.
+    """How often a job may be started again, and when:
+    at most `MAX_RESTARTS` times in `WINDOW_SECS`.
 
     A job that did not run since its last start has failed to start: that may happen
     `MAX_FAILED_STARTS` times in a row, with twice the delay each time. Delays differ by chance, so
@@ -140,7 +144,8 @@ class JobProcess:
         self._status, self._store = run_dir.status(job.name), run_dir.store
         self._reaper = reaper
         self._placement = placement
-        fits = warm_parent is not None and warm_parent.environment == placement.environment  # Its forks have its own.
+        # Its forks have its own.
+        fits = warm_parent is not None and warm_parent.environment == placement.environment
         self._warm_parent = warm_parent if fits else None
         self._process: subprocess.Popen[bytes] | Fork | None = None
         self._old_time: Any = None  # of its status; only compared with each other
@@ -200,7 +205,9 @@ class JobProcess:
         self._signal(signal.SIGTERM)
 
     def request_save(self) -> None:
-        """Asks a job that works for a checkpoint now; one that begins would not know the signal yet."""
+        """Asks a job that works for a checkpoint now;
+        one that begins would not know the signal yet.
+        """
         if self.has_run:
             self._signal(signal.SIGUSR2)
 
@@ -255,7 +262,9 @@ class JobProcess:
         return f'was ended by {signal.Signals(-self.exit_code).name}{hint}'
 
     def report(self) -> JobReport:
-        """Returns the state and the metrics of the job now, without metrics of an earlier process."""
+        """Returns the state and the metrics of the job now,
+        without metrics of an earlier process.
+        """
         status = self._read_status()
         if status.get('time') != self._heard_time or not self._store.answers:
             self._heard_time, self._heard_at = status.get('time'), time.monotonic()

@@ -1,4 +1,5 @@
-"""Reports: state and metrics of the jobs and of the run at one moment, their text, and a view without a terminal.
+"""Reports: state and metrics of the jobs and of the run at one moment, their text,
+and a view without a terminal.
 
 And the summary of a run that has ended: its result, where its files are, and how to go on.
 """
@@ -16,7 +17,8 @@ from tflearn.files import run_dir as run_dirs
 from tflearn.files.run_dir import RunDir, write_atomically
 from tflearn.launch.topology import Placement, Topology
 
-COLLECT_PARTS = ('environment', 'policy', 'writing')  # of a collector's time; it reports the seconds of each
+# Of a collector's time; it reports the seconds of each.
+COLLECT_PARTS = ('environment', 'policy', 'writing')
 # States that a job reports each second. It says once what it waits for before it begins, and how it
 # has ended. A learner that saves for seconds is among those that wait for data.
 _REPORTED_AGAIN = (
@@ -26,7 +28,8 @@ _REPORTED_AGAIN = (
     'waiting for simulators',
     'waiting for the rest of max_env_steps',
 )
-SILENT_SECS = 10.0  # a running job reports each second; one step of a slow environment may take longer
+# A running job reports each second; one step of a slow environment may take longer.
+SILENT_SECS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,9 @@ class JobReport:
 
     @property
     def silent_secs(self) -> float | None:
-        """The seconds since a job reported that does so each second, if they are many; else None."""
+        """The seconds since a job reported that does so each second, if they are many;
+        else None.
+        """
         reported_at = self.number('time')
         if not self.alive or not self.state.startswith(_REPORTED_AGAIN) or reported_at is None:
             return None
@@ -146,13 +151,17 @@ class RunReport:
         return names
 
     def newest(self, kind: str, key: str, fresh: bool = False) -> float | None:
-        """Returns the metric `key` of the first job of `kind` that has it; with `fresh`, of the first that reports."""
+        """Returns the metric `key` of the first job of `kind` that has it;
+        with `fresh`, of the first that reports.
+        """
         numbers = (job.number(key) for job in self.of_kind(kind) if job.fresh or not fresh)
         return next((number for number in numbers if number is not None), None)
 
     @property
     def progress(self) -> tuple[float, float] | None:
-        """How much is done of what ends the run first, and all of it; None while they are unknown."""
+        """How much is done of what ends the run first, and all of it;
+        None while they are unknown.
+        """
         step, total = self.newest('train', 'train_step'), self.newest('train', 'num_train_steps')
         share = self.newest('train', 'nearest_share')
         if share is not None:
@@ -227,7 +236,9 @@ def duration(secs: float) -> str:
 
 
 def shares(parts: Mapping[str, float | None]) -> str:
-    """'environment 60%, policy 30%, writing 10%' of their sum; '' if one is unknown or all are 0."""
+    """'environment 60%, policy 30%, writing 10%' of their sum;
+    '' if one is unknown or all are 0.
+    """
     numbers = _known(parts.values())
     if len(numbers) < len(parts) or not sum(numbers):
         return ''
@@ -286,7 +297,8 @@ class PlainView:
         print('\n'.join(lines), file=self._out, flush=True)
 
     def show(self, report: RunReport) -> None:
-        """Writes each state that a job has for the first time since its start and, when they are due, the metrics.
+        """Writes each state that a job has for the first time since its start and,
+        when they are due, the metrics.
 
         A job that returns to a state, as `evaluate` does for each policy, gets no line for it.
         """

@@ -32,7 +32,8 @@ _COORDINATOR = 'coordinator'
 
 
 def run(run_dir: RunDir, name: str, *, out: TextIO | None = None) -> int:
-    """Runs a job until it has ended or the run has. Call it from the main thread: it handles signals.
+    """Runs a job until it has ended or the run has.
+    Call it from the main thread: it handles signals.
 
     A job that serves another one is stopped when the run is done. When the coordinator has come
     back at another address, the other jobs are stopped cleanly and started again with that.
@@ -91,7 +92,9 @@ class _SupervisedJob:
                 return self._exit_code(signals)
 
     def _supervise(self, signals: StopSignals, ended: Callable[[], bool]) -> Failure | None:
-        """Runs the job until it is done, has failed, or has to be stopped. Returns why it failed."""
+        """Runs the job until it is done, has failed, or has to be stopped.
+        Returns why it failed.
+        """
         command = tuple(map(self._filled_in, self._job.command))
         rule = dataclasses.replace(self._job.restart, spent='fail')
         job = dataclasses.replace(self._job, command=command, serves=None, restart=rule)
@@ -116,7 +119,9 @@ class _SupervisedJob:
         return later and not self._run_dir.train_result.exists()
 
     def _fail(self, failure: Failure) -> int:
-        """Ends the run with this failure, unless it can go on without the job. Returns the exit code."""
+        """Ends the run with this failure, unless it can go on without the job.
+        Returns the exit code.
+        """
         self._view.event(failure.message)
         if failure.is_user_error or self._job.restart.spent != 'drop':
             write_json(self._run_dir.failure, {'job': self._job.name, 'message': failure.message})
@@ -135,7 +140,9 @@ class _SupervisedJob:
         return word.replace(COORDINATOR_ADDRESS, self._coordinator).replace(OWN_ADDRESS, self._own)
 
     def _find_addresses(self, ended: Callable[[], bool]) -> None:
-        """Chooses this job's address; publishes the coordinator's if it is this job's too, or waits for it."""
+        """Chooses this job's address; publishes the coordinator's if it is this job's too,
+        or waits for it.
+        """
         if any(OWN_ADDRESS in word for word in self._job.command):
             self._own = self._own or f'{own_host()}:{free_port()}'
         if self._is_host:

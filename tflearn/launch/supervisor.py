@@ -1,4 +1,5 @@
-"""Starts the processes of a run, watches them, restarts them where the topology allows it, stops them in order.
+"""Starts the processes of a run, watches them, restarts them where the topology allows it,
+stops them in order.
 
 And shows a run that runs elsewhere, by the files that its jobs write: on a cluster, by hand, or in
 one process.
@@ -202,7 +203,8 @@ class Supervisor:
                 process.request_save()
 
     def stop(self, kill: Callable[[], bool]) -> Failure | None:
-        """Stops the living jobs, stage by stage. Kills those that do not end in time, or all when `kill` returns True.
+        """Stops the living jobs, stage by stage. Kills those that do not end in time,
+        or all when `kill` returns True.
 
         Returns:
           The failure, if a job ended because of a user's error meanwhile, or None.
@@ -263,7 +265,9 @@ class Supervisor:
                 self._check_silence(process, its.silent_secs or 0.0)
 
     def _check_silence(self, process: JobProcess, silent_secs: float) -> None:
-        """Kills a job that has not reported for too long, after it was asked where its threads are."""
+        """Kills a job that has not reported for too long,
+        after it was asked where its threads are.
+        """
         most = self._topology.silent_timeout_secs
         if not 0 < most < silent_secs or process.is_killed:
             return

@@ -1,4 +1,5 @@
-"""The topology of a run: its jobs, their roles, resources, restarts. Data only; `local` and the schedulers run it.
+"""The topology of a run: its jobs, their roles, resources, restarts. Data only;
+`local` and the schedulers run it.
 
 And its placement: which cores and devices of this machine each job gets, from the resources that it
 asks for.
@@ -42,7 +43,9 @@ class RestartRule:
     spent: Spent = 'fail'
 
     def restarts(self, exit_code: int) -> bool:
-        """Whether a job that ended with `exit_code` is started again; negative: the signal that killed it."""
+        """Whether a job that ended with `exit_code` is started again;
+        negative: the signal that killed it.
+        """
         if exit_code < 0 or exit_code == TRY_AGAIN_EXIT_STATUS:
             return True
         return self.after_error and exit_code != 0
@@ -213,7 +216,9 @@ class Topology:
 
 
 def on_one_machine(topology: Topology) -> Topology:
-    """Returns the topology as one machine runs it: the workers of a job are the processes of one program."""
+    """Returns the topology as one machine runs it:
+    the workers of a job are the processes of one program.
+    """
     program = (sys.executable, '-m', f'{__package__}.learner_workers')
     return topology.with_commands(
         lambda job: (*program, str(job.workers), *job.command) if job.workers > 1 else job.command

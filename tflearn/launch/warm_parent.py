@@ -1,4 +1,5 @@
-"""A process that loads the jobs' libraries once and forks the jobs: each of them starts within a second.
+"""A process that loads the jobs' libraries once and forks the jobs:
+each of them starts within a second.
 
 `WarmParent` is the launcher's end; `serve` is the process's, whose program (scripts/warm_parent.py)
 loads the libraries first. None of them may start TensorFlow's runtime or a thread that works, since
@@ -92,7 +93,9 @@ class WarmParent:
         self._ready = False
 
     def wait_until_ready(self, stop: Callable[[], bool]) -> None:
-        """Waits until the libraries are loaded, the process has ended, or `stop` returns True; two minutes at most."""
+        """Waits until the libraries are loaded, the process has ended, or `stop` returns True;
+        two minutes at most.
+        """
         begun, warn_secs = time.monotonic(), _REPLY_TIMEOUT_SECS
         while not stop() and (secs := time.monotonic() - begun) < _READY_TIMEOUT_SECS:
             if self._readable(_POLL_SECS):
@@ -203,7 +206,8 @@ class Fork:
 
 
 def serve(connection: socket.socket) -> list[str]:
-    """Forks jobs on request until the launcher has ended, which ends this process too, and so the jobs.
+    """Forks jobs on request until the launcher has ended, which ends this process too,
+    and so the jobs.
 
     Args:
       connection: the socket to the launcher.

@@ -64,11 +64,15 @@ class Batches(abc.ABC):
         return 0.0
 
     def grant(self, num_steps: int) -> int:
-        """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
+        """Waits until train steps may be taken. Returns how many now, at most `num_steps`;
+        0 if there will be none.
+        """
         return num_steps
 
     def without_xla(self) -> 'Batches':
-        """Returns the batches for a learner that does not use XLA; to be called before the first one is taken."""
+        """Returns the batches for a learner that does not use XLA;
+        to be called before the first one is taken.
+        """
         return self
 
     @abc.abstractmethod
@@ -108,7 +112,8 @@ class Batches(abc.ABC):
 
 
 class SourceBatches(Batches):
-    """Batches of a `Source`, as many at a time as each worker may take; otherwise like `DatasetBatches`.
+    """Batches of a `Source`, as many at a time as each worker may take;
+    otherwise like `DatasetBatches`.
 
     Attributes:
       strategy: where train steps run.
@@ -259,7 +264,9 @@ class SourceBatches(Batches):
         self._source.put_back(drawn, count)
 
     def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
-        """Returns batch `i` of a draw, as a train step takes it: of several replicas each has its own part."""
+        """Returns batch `i` of a draw, as a train step takes it:
+        of several replicas each has its own part.
+        """
         if self._is_undivided:
             return self._source.batch(drawn, i)
         with tf.device('CPU:0'):
@@ -278,7 +285,9 @@ class SourceBatches(Batches):
         return min(num_together(self.element_spec), self._source.max_draw_steps)
 
     def gather(self, drawn: Any, indices: tf.Tensor) -> Any:
-        """Returns batches of a draw, int64 [K], as one element with leaves [K, ...]. For a graph."""
+        """Returns batches of a draw, int64 [K], as one element with leaves [K, ...].
+        For a graph.
+        """
         if self._source.takes_indices:
             return self._source.batch(drawn, indices)
         one = functools.partial(self._source.batch, drawn)

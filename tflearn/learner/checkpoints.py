@@ -1,4 +1,5 @@
-"""Checkpoints of everything that training needs to continue as if it had not stopped, the random state included.
+"""Checkpoints of everything that training needs to continue as if it had not stopped,
+the random state included.
 
 They have TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read
 them. Four things are stricter: a restore names what does not fit, and then changes nothing; a
@@ -30,12 +31,15 @@ from tflearn.learner.snapshots import CheckpointLayout, Snapshot, describe
 
 _TIMEOUT_SECS = 600.0
 _SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
-_NAMES = ('learning_rate', 'momentum', 'rho', 'beta_1', 'beta_2', 'decay')  # legacy ones have all in variables
+# Legacy ones have all in variables.
+_NAMES = ('learning_rate', 'momentum', 'rho', 'beta_1', 'beta_2', 'decay')
 _KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 
 
 class Checkpoints:
-    """Saves and restores named objects (agent, train step, policy version, ...), and keeps the newest few."""
+    """Saves and restores named objects (agent, train step, policy version, ...),
+    and keeps the newest few.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,8 @@ class Checkpoints:
         self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
         self._finite, self._check_finite = frozenset(finite), finite_check({})
         self._checkpoint = tf.train.Checkpoint(**objects)
-        self._checkpoint.save_counter.assign(0)  # reading creates it; TensorFlow's own restore needs it
+        # Reading creates it; TensorFlow's own restore needs it.
+        self._checkpoint.save_counter.assign(0)
         self._manifests = manifests
         self.after_write: Callable[[], object] = lambda: (
             None
@@ -89,7 +94,9 @@ class Checkpoints:
 
     @property
     def saved_step(self) -> int | None:
-        """Train step of the last checkpoint restored, saved or being saved; None after a save that failed."""
+        """Train step of the last checkpoint restored, saved or being saved;
+        None after a save that failed.
+        """
         return None if self._background.failed else self._step
 
     def save(self, step: int) -> str:
@@ -128,7 +135,8 @@ class Checkpoints:
         self._background.raise_failure()
 
     def restore_newest(self) -> str | None:
-        """Restores the newest checkpoint that can be read; returns its path prefix. Skips damaged ones, with a warning.
+        """Restores the newest checkpoint that can be read; returns its path prefix.
+        Skips damaged ones, with a warning.
 
         Those that manifests name come first, in their order. Checkpoints of later train steps than
         the one that a manifest names are moved to the directory `unused`. The objects must have all
@@ -173,7 +181,9 @@ class Checkpoints:
             self._manifests.add(name, files)
 
     def _set_aside(self, restored: int) -> None:
-        """Moves newer checkpoints away: the replay that belongs to them is lost, or their writer had lost its lock."""
+        """Moves newer checkpoints away: the replay that belongs to them is lost,
+        or their writer had lost its lock.
+        """
         for step in self._files.numbers():
             if step > restored and step not in self._files.damaged:
                 logging.warning('moved %s to unused/: it is not of the restored pair', self._files.prefix(step))
@@ -254,7 +264,8 @@ def _first_line(error: Exception) -> str:
 
 
 def random_state() -> dict[str, Any]:
-    """Returns what saves and restores Python's `random`, numpy's global state, and TensorFlow's global generator.
+    """Returns what saves and restores Python's `random`, numpy's global state,
+    and TensorFlow's global generator.
 
     A resumed run draws from these the numbers that it would have drawn. Other randomness is not
     restored: ops with a state in their kernel (`tf.random.uniform`, `tf.random.shuffle`, dropout,
@@ -284,7 +295,8 @@ class _HostState(tf.train.experimental.PythonState):
 
 
 class OptimizerNumbers(tf.train.experimental.PythonState):
-    """The program's learning rates, and what else a Keras optimizer has as a number in a variable; in the checkpoint.
+    """The program's learning rates, and what else a Keras optimizer has as a number in a variable;
+    in the checkpoint.
 
     Keras keeps a learning rate in a variable, which a checkpoint restores whatever the program
     says. Here a change of the program counts; a number that the training itself changed, in a
@@ -306,7 +318,9 @@ class OptimizerNumbers(tf.train.experimental.PythonState):
         self._saved = json.loads(string_value)
 
     def keep(self) -> None:
-        """Assigns the program's numbers that differ from those of the program before, after a restore."""
+        """Assigns the program's numbers that differ from those of the program before,
+        after a restore.
+        """
         for name, variable in self._variables.items():
             restored, now = float(variable.numpy()), self._now[name]
             before = restored if self._saved is None else self._saved.get(name, restored)
@@ -320,7 +334,8 @@ def _optimizer_variables(agent: Any) -> Iterator[tuple[str, tf.Variable]]:
     for number, optimizer in enumerate(optimizers):
         for name in _NAMES:
             variable = getattr(optimizer, name, None)
-            is_schedule = isinstance(getattr(optimizer, f'_{name}', None), _SCHEDULE)  # computed at each step
+            # Computed at each step.
+            is_schedule = isinstance(getattr(optimizer, f'_{name}', None), _SCHEDULE)
             if isinstance(variable, tf.Variable) and not is_schedule:
                 yield f'{name} of optimizer {number} ({type(optimizer).__name__})', variable
 
@@ -357,5 +372,6 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
             # Replacing or removing the link does not touch the chief's file.
             (mine.checkpoints / path.name).symlink_to(path)
         mine.manifests.symlink_to(run_dir.manifests)
-        mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees a later request
+        # So that each worker sees a later request.
+        mine.stop_request.symlink_to(run_dir.stop_request)
         yield mine

@@ -31,7 +31,9 @@ def wrap(dataset_fn: DatasetFn, strategy: tf.distribute.Strategy, train_step: tf
 
 
 class DatasetBatches(Batches):
-    """Batches of a dataset, taken one by one: without a fixed shape, XLA, or of several replicas."""
+    """Batches of a dataset, taken one by one: without a fixed shape, XLA,
+    or of several replicas.
+    """
 
     def __init__(self, source: DatasetSource, strategy: tf.distribute.Strategy):
         """Takes batches for the replicas of this process."""
@@ -42,7 +44,9 @@ class DatasetBatches(Batches):
         return traced_spec(lambda: self._value(self._pull(tf.timestamp())[0]))
 
     def _pull(self, since: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns what the next element comes from, and whether each replica has one; see `DatasetSource.pull`."""
+        """Returns what the next element comes from, and whether each replica has one;
+        see `DatasetSource.pull`.
+        """
         return self._source.pull(since)
 
     def _value(self, pulled: Any) -> Any:
@@ -113,7 +117,9 @@ class StackBatches(SourceBatches):
 
 
 def stacks(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> StackBatches | None:
-    """Returns the batches of a dataset that was made already, in stacks; None if they have no one fixed shape."""
+    """Returns the batches of a dataset that was made already, in stacks;
+    None if they have no one fixed shape.
+    """
     source = DatasetSource(lambda context: dataset, strategy)
     return StackBatches(source, strategy, train_step) if source.stacks else None
 
@@ -160,7 +166,9 @@ class HostsBatches(DatasetBatches):
 
 
 def is_complete(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
-    """Returns whether an optional element has a batch for each replica here; an empty one would make the loss NaN."""
+    """Returns whether an optional element has a batch for each replica here;
+    an empty one would make the loss NaN.
+    """
     if strategy.num_replicas_in_sync == 1:
         return element.has_value()
     return tf.cond(

@@ -1,4 +1,5 @@
-"""Dry run: the train step of one replica of a cluster that is not here, compiled by XLA for this CPU or for a TPU.
+"""Dry run: the train step of one replica of a cluster that is not here,
+compiled by XLA for this CPU or for a TPU.
 
 It shows shapes, the bytes that a step sends over each kind of link, and what a TPU would refuse.
 Bytes are calculated from the shapes: nothing is sent. The learner itself refuses data without fixed
@@ -42,7 +43,9 @@ class ClusterShape:
 
     @classmethod
     def parse(cls, text: str) -> 'ClusterShape':
-        """Returns the cluster shape 'HOSTSxREPLICAS', such as '2x4'; raises ValueError for other texts."""
+        """Returns the cluster shape 'HOSTSxREPLICAS', such as '2x4';
+        raises ValueError for other texts.
+        """
         match = re.fullmatch(r'([1-9]\d{0,5})x([1-9]\d{0,5})', text)
         if not match:
             raise UserValueError(
@@ -206,7 +209,8 @@ def of_dataset_fn(
 
 
 def gradient_bytes(agent: Any) -> int:
-    """Returns the bytes of the gradients of an agent's variables: those to train, without target networks.
+    """Returns the bytes of the gradients of an agent's variables:
+    those to train, without target networks.
 
     Target networks are parts of the agent, or of its parts, in whose name there is 'target'.
     """

@@ -20,7 +20,9 @@ def split(element: Any) -> tuple[Any, Any]:
 
 
 def importance_weights(info: Any, normalize: bool) -> tf.Tensor | None:
-    """Returns the importance weights in info, or None; `normalize` divides by the global batch's greatest."""
+    """Returns the importance weights in info, or None;
+    `normalize` divides by the global batch's greatest.
+    """
     found = info.get(WEIGHTS) if isinstance(info, Mapping) else None
     if found is None or not normalize:
         return found
@@ -32,7 +34,8 @@ def importance_weights(info: Any, normalize: bool) -> tf.Tensor | None:
 
 
 def item_errors(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
-    """Returns the agent's extra metric `name`, one number for each item, (float32 [B],); () if `name` is None.
+    """Returns the agent's extra metric `name`, one number for each item, (float32 [B],);
+    () if `name` is None.
 
     Raises:
       ValueError: if there is no such metric, or it has another rank.
@@ -50,7 +53,9 @@ def item_errors(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
 
 
 def flatten_with_names(values: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves of a nest that are not None, with their paths, such as 'a/0'; in TF's order."""
+    """Returns the leaves of a nest that are not None, with their paths, such as 'a/0';
+    in TF's order.
+    """
     return [leaf for leaf in nest_utils.flatten_with_joined_paths(values) if leaf[1] is not None]
 
 
@@ -60,7 +65,9 @@ def is_number(dtype: tf.DType) -> bool:
 
 
 class NonfiniteColumns:
-    """The columns with numbers that are not finite, of the batch whose loss is not finite; for the error's message."""
+    """The columns with numbers that are not finite, of the batch whose loss is not finite;
+    for the error's message.
+    """
 
     def __init__(self) -> None:
         """None has been found yet."""

@@ -1,4 +1,6 @@
-"""Learner: many train steps per call as one compiled program, in a strategy; checkpoints, summaries and triggers."""
+"""Learner: many train steps per call as one compiled program, in a strategy;
+checkpoints, summaries and triggers.
+"""
 
 import contextlib
 import dataclasses
@@ -70,7 +72,8 @@ class LearnerOptions:
 
 
 class Learner:
-    """Trains an agent; restores and saves its checkpoints. `with Learner(...) as learner` closes it at the end.
+    """Trains an agent; restores and saves its checkpoints.
+    `with Learner(...) as learner` closes it at the end.
 
     Each replica of the agent must divide its loss by the global batch size, as TF-Agents' agents
     do: the losses are summed over replicas. Extra metrics are averaged, unless
@@ -188,7 +191,9 @@ class Learner:
 
     @property
     def waiting_secs(self) -> float:
-        """How long the call of `run` on another thread has been waiting for data; 0 if it is not waiting."""
+        """How long the call of `run` on another thread has been waiting for data;
+        0 if it is not waiting.
+        """
         since = self._waits_since
         in_grant = 0.0 if since is None else time.perf_counter() - since
         return in_grant or self._batches.waiting_secs
@@ -200,11 +205,14 @@ class Learner:
 
     @property
     def jit_compiles(self) -> bool:
-        """Whether XLA has compiled many train steps as one program, see `LoopOptions.jit_compile`."""
+        """Whether XLA has compiled many train steps as one program,
+        see `LoopOptions.jit_compile`.
+        """
         return self._loop.jit_compiles
 
     def calls(self, num_train_steps: int) -> int:
-        """Returns how many calls of `agent.train` take at most so many train steps, for `run`; at least 1.
+        """Returns how many calls of `agent.train` take at most so many train steps, for `run`;
+        at least 1.
 
         It is 1 before the first `run` has shown how many steps a call of the agent counts.
         tflearn's own count one, TF-Agents' PPO counts each of its epochs.
@@ -212,7 +220,8 @@ class Learner:
         return max(1, num_train_steps // self._loop.steps_per_call) if self._loop.steps_per_call else 1
 
     def prepare(self, num_train_steps: int | None) -> None:
-        """Compiles what train steps up to `num_train_steps` need, before there are data; only for a `Source`.
+        """Compiles what train steps up to `num_train_steps` need, before there are data;
+        only for a `Source`.
 
         None has no limit.
         """
@@ -261,7 +270,8 @@ class Learner:
         self._had_data = True
         if self._options.after_run:
             self._options.after_run(result)
-        after = self.step  # reading the variable takes as long as a small network's train step in XLA
+        # Reading the variable takes as long as a small network's train step in XLA.
+        after = self.step
         for trigger in self._triggers:
             start = time.perf_counter()
             trigger(before, after)
@@ -291,7 +301,8 @@ class Learner:
         env_steps: Callable[[], int] = lambda: 0,
         stop: threading.Event | None = None,
     ) -> str:
-        """Trains until a stop condition holds, the data end, or `stop` is set; then closes the learner.
+        """Trains until a stop condition holds, the data end, or `stop` is set;
+        then closes the learner.
 
         Args:
           stop_conditions: when training ends; of the first call of `run`, which compiles, only
@@ -333,7 +344,8 @@ class Learner:
         self.stop_reason = f'{messages.STOPPED} {reason}'
 
     def save(self) -> None:
-        """Saves a checkpoint of this train step, unless there is one. It is written on a background thread.
+        """Saves a checkpoint of this train step, unless there is one.
+        It is written on a background thread.
 
         Variables that are not finite are not saved: this is logged, and the previous checkpoint
         stays the newest.
@@ -383,7 +395,9 @@ class Learner:
         return False
 
     def summarize(self, values: Mapping[str, float], group: str = 'train') -> None:
-        """Adds the caller's metrics to the summaries of this train step, under the tags `<group>/<name>`."""
+        """Adds the caller's metrics to the summaries of this train step,
+        under the tags `<group>/<name>`.
+        """
         self._loop.summaries.write_values(self.step, values, group)
 
     def write_text(self, name: str, markdown: str) -> None:
@@ -418,7 +432,8 @@ class Learner:
         except tf.errors.OpError as error:
             self._healthy = False  # some variables may be of another step than others
             if isinstance(error, tf.errors.InvalidArgumentError) and 'Tensor had' in error.message:
-                raise self._not_finite() from error  # TF-Agents' agents check by tf.debugging.check_numerics
+                # TF-Agents' agents check by tf.debugging.check_numerics.
+                raise self._not_finite() from error
             raise
         self._batches.count(taken.num_steps)
         return taken
@@ -432,7 +447,9 @@ class Learner:
         return error
 
     def _check_numbers(self) -> None:
-        """Raises, after a loss that was not finite, unless such steps are skipped and the variables are finite."""
+        """Raises, after a loss that was not finite,
+        unless such steps are skipped and the variables are finite.
+        """
         parts = tf.train.TrackableView(self._agent).descendants()
         variables = [part for part in parts if isinstance(part, tf.Variable)]
         bad = [v.name for v in variables if v.dtype.is_floating and not np.isfinite(v.numpy()).all()]

@@ -1,4 +1,5 @@
-"""The machine of a job: checks before it begins (memory, disk, file handles, clock), and a preemption notice.
+"""The machine of a job: checks before it begins (memory, disk, file handles, clock),
+and a preemption notice.
 
 Google Cloud's notice that a machine is about to be taken away ends the job as a request to stop
 would. The job saves a checkpoint and ends with the exit status that asks for another start.
@@ -90,7 +91,9 @@ def check_file_handles(needed: int) -> None:
 
 
 def check_clock(directory: pathlib.Path) -> None:
-    """Warns if files of the run are newer than now, as after a step of the clock or with machines that differ."""
+    """Warns if files of the run are newer than now,
+    as after a step of the clock or with machines that differ.
+    """
     names = [directory, *directory.glob('*'), *directory.glob('status/*'), *directory.glob('manifests/*')]
     ahead = max((path.stat().st_mtime for path in names if path.exists()), default=0.0) - time.time()
     if ahead > _MAX_SKEW_SECS:
@@ -103,7 +106,9 @@ def check_clock(directory: pathlib.Path) -> None:
 
 
 def _available_memory() -> float:
-    """Returns the memory that is free on this machine, within the limits of this container and process [bytes]."""
+    """Returns the memory that is free on this machine,
+    within the limits of this container and process [bytes].
+    """
     lines = (line.split() for line in _MEMINFO.read_text(encoding='utf-8').splitlines()) if _MEMINFO.exists() else ()
     sizes = {line[0].rstrip(':'): 1024.0 * float(line[1]) for line in lines}
     available = sizes.get('MemAvailable', float('inf'))

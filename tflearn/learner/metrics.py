@@ -1,4 +1,5 @@
-"""Metrics: made in each replica, summed over replicas and steps in one vector, merged on the host, read once.
+"""Metrics: made in each replica, summed over replicas and steps in one vector, merged on the host,
+read once.
 
 `StepMetrics` is the layout of the vector, `Metrics` is what is read from it, `IntervalMetrics` are
 those since the last summary.
@@ -85,7 +86,8 @@ class StepMetrics:
         return 2 + sum(self._sizes.values()) + len(self._extremes)
 
     def of_replica(self, loss: tf.Tensor, extra: Any, info: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns a replica's metrics: those that are summed, float32 [n], and a [1] for each maximum or minimum.
+        """Returns a replica's metrics: those that are summed, float32 [n],
+        and a [1] for each maximum or minimum.
 
         Args:
           loss: scalar, this replica's share.
@@ -123,7 +125,9 @@ class StepMetrics:
         return tf.fill([self._sizes[name]], number)
 
     def over_replicas(self, strategy: tf.distribute.Strategy, summed: Any, extremes: list[Any]) -> tf.Tensor:
-        """Returns the vector of the complete step, from what `of_replica` returned on each replica."""
+        """Returns the vector of the complete step,
+        from what `of_replica` returned on each replica.
+        """
         vector = strategy.reduce(tf.distribute.ReduceOp.SUM, summed, axis=None)
         if not extremes:
             return vector
@@ -174,7 +178,9 @@ class IntervalMetrics:
             self._start = self._clock()
 
     def add(self, metrics: Metrics) -> None:
-        """Adds the metrics of train steps, or of a wait for data; waits before `begin` do not count."""
+        """Adds the metrics of train steps, or of a wait for data;
+        waits before `begin` do not count.
+        """
         if self._start is not None:
             self._total += metrics
 

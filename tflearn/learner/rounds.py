@@ -1,4 +1,5 @@
-"""Rounds: a program collects sequences with the newest policy, the learner trains on them, and the next round begins.
+"""Rounds: a program collects sequences with the newest policy, the learner trains on them,
+and the next round begins.
 
 For data that no collector of ours makes: a compiler that compiles modules, a placer, a simulator in
 another process. Sequences may have different lengths, and rounds different numbers of them.
@@ -56,7 +57,8 @@ class Round:
 def train_round(
     learner: Learner, source: 'RoundSource', sequences: Iterable[Any], max_train_steps: int | None = None
 ) -> Round:
-    """Trains on the sequences of one round, until they are used up or for `max_train_steps`, and writes its metrics.
+    """Trains on the sequences of one round, until they are used up or for `max_train_steps`,
+    and writes its metrics.
 
     Args:
       learner: a learner of this source. Its triggers are called once, after the round.
@@ -275,7 +277,9 @@ class RoundSource(OfSamples, tf.train.experimental.PythonState):
         self.steps_left = 0
 
     def _order_of(self, number: int) -> np.ndarray:
-        """Returns the elements of the round's batches, int32 [n, size]; those from `number` on fill up minibatches."""
+        """Returns the elements of the round's batches, int32 [n, size];
+        those from `number` on fill up minibatches.
+        """
         draws = np.random.default_rng([self._seed, self.num_rounds])
         if self._iteration is None:
             if number < self._size:
@@ -336,7 +340,9 @@ class RoundSource(OfSamples, tf.train.experimental.PythonState):
 
 
 def _iteration(experience: Experience) -> Iteration | None:
-    """Returns how the steps of a round become minibatches; None if sequences are trained on as they are."""
+    """Returns how the steps of a round become minibatches;
+    None if sequences are trained on as they are.
+    """
     replay = experience.replay
     if replay.learns_from_old_items or replay.reuse:
         raise UserValueError(
@@ -355,7 +361,9 @@ def _check_replicas(strategy: tf.distribute.Strategy, preprocesses: bool, kind: 
 
 
 def _with_boundary(sequence: Any) -> Any:
-    """Returns a sequence that has a row after the last step of its episode, as collectors write it."""
+    """Returns a sequence that has a row after the last step of its episode,
+    as collectors write it.
+    """
     if sequence.next_step_type[-1] != LAST:
         return sequence
     return _concatenated([sequence, boundary_row(sequence)])

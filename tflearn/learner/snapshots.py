@@ -1,4 +1,5 @@
-"""Snapshots: the values of trackable objects at one moment, under the names that TensorFlow gives them.
+"""Snapshots: the values of trackable objects at one moment,
+under the names that TensorFlow gives them.
 
 TensorFlow writes one template; its object graph maps each name to an object. From then on a
 snapshot is one compiled read of all variables, and can be written on any thread while training
@@ -28,7 +29,9 @@ class Snapshot:
     values: Sequence[tf.Tensor]
 
     def of(self, objects: Collection[str]) -> dict[str, tf.Tensor]:
-        """Returns the values of the objects with these names in the checkpoint, by their own names."""
+        """Returns the values of the objects with these names in the checkpoint,
+        by their own names.
+        """
         return {
             name_of(key): value
             for key, value in zip(self.keys, self.values, strict=True)
@@ -53,7 +56,9 @@ class CheckpointLayout:
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint):
-        """Writes the template into a temporary directory and reads it; the objects must have all their variables."""
+        """Writes the template into a temporary directory and reads it;
+        the objects must have all their variables.
+        """
         with tempfile.TemporaryDirectory() as directory:
             reader = tf.train.load_checkpoint(checkpoint.write(os.path.join(directory, 'template')))
             self._graph_string = reader.get_tensor(_GRAPH)
@@ -110,7 +115,9 @@ def describe(reader: Any) -> dict[str, str]:
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value on the host; of a variable with a value per replica, what TensorFlow would save."""
+    """Returns the value on the host; of a variable with a value per replica,
+    what TensorFlow would save.
+    """
     strategy = getattr(variable, 'distribute_strategy', None)
     value = strategy.extended.read_var(variable) if strategy else variable.read_value()
     # No copy on CPU: tensors are immutable, and an update of the variable copies first while one
@@ -130,7 +137,9 @@ def _saved_objects(checkpoint: tf.train.Checkpoint) -> list[Any]:
 def _live_objects(
     checkpoint: tf.train.Checkpoint, graph: trackable_object_graph_pb2.TrackableObjectGraph
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """Returns the object of every node of the graph, and the names of those that are not slot variables."""
+    """Returns the object of every node of the graph,
+    and the names of those that are not slot variables.
+    """
     live: dict[int, Any] = {0: checkpoint}
     paths, waiting = {0: ''}, [0]
     while waiting:

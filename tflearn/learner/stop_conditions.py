@@ -1,4 +1,6 @@
-"""StopConditions: when training ends, and how near that is; DataStopConditions: for recorded data."""
+"""StopConditions: when training ends, and how near that is;
+DataStopConditions: for recorded data.
+"""
 
 import collections
 import dataclasses
@@ -18,7 +20,8 @@ _STALL_FACTOR = 5  # times the usual time between two updates
 
 @checked_dataclass(frozen=True)
 class StopConditions:
-    """When training ends: as soon as one of these is reached; None is no condition. A job needs one of them.
+    """When training ends: as soon as one of these is reached; None is no condition.
+    A job needs one of them.
 
     A run that has ended goes on if the one that ended it is raised, or removed beside another one.
 
@@ -44,7 +47,9 @@ class StopConditions:
         return None
 
     def check(self, *others: object) -> None:
-        """Raises a ValueError if there is neither a condition here nor one of `others`, which may be None."""
+        """Raises a ValueError if there is neither a condition here nor one of `others`,
+        which may be None.
+        """
         if all(value is None for value in (*dataclasses.astuple(self), *others)):
             raise UserValueError(
                 'got no stop condition; need one of StopConditions.num_train_steps, max_env_steps, max_secs (a '
@@ -61,7 +66,8 @@ class StopConditions:
 
 
 class Forecast:
-    """Predicts which stop condition will be reached first, and when, from the rates of the last half minute.
+    """Predicts which stop condition will be reached first, and when,
+    from the rates of the last half minute.
 
     A stall, such as the compilation of a program, starts the measurement of the rates again.
     """
@@ -71,10 +77,12 @@ class Forecast:
         self._conditions, self._clock = conditions.given(), clock
         self._seen: collections.deque[tuple[float, dict[str, float]]] = collections.deque()
         self._updated_at: float | None = None
-        self._gaps: collections.deque[float] = collections.deque(maxlen=10)  # between two updates [s]
+        # Between two updates [s].
+        self._gaps: collections.deque[float] = collections.deque(maxlen=10)
 
     def update(self, train_step: int, env_steps: int, secs: float) -> dict[str, Any]:
-        """Returns the metrics 'nearest', a condition's name, 'nearest_share' of it, and 'secs_left' [s].
+        """Returns the metrics 'nearest', a condition's name, 'nearest_share' of it,
+        and 'secs_left' [s].
 
         They are None as long as they are unknown.
 

@@ -1,4 +1,6 @@
-"""Summaries: when they are due; the learner's metrics and texts, and histograms of a train step, for TensorBoard."""
+"""Summaries: when they are due; the learner's metrics and texts, and histograms of a train step,
+for TensorBoard.
+"""
 
 import contextlib
 import dataclasses
@@ -82,7 +84,9 @@ class SummaryOptions:
             raise UserValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
 
     def next_step(self, before: int) -> int | None:
-        """Returns the first train step after `before` that is summarized by its number; None if there is none."""
+        """Returns the first train step after `before` that is summarized by its number;
+        None if there is none.
+        """
         if not self.interval_steps:
             return None
         due = (before // self.interval_steps + 1) * self.interval_steps
@@ -150,7 +154,9 @@ class Summaries:
 
     @contextlib.contextmanager
     def recording(self, train_step: tf.Variable) -> Iterator[None]:
-        """Records summaries at the train step in a `with` block, where programs are traced or run."""
+        """Records summaries at the train step in a `with` block,
+        where programs are traced or run.
+        """
         with self._open().as_default(step=train_step), tf.summary.record_if(True):
             yield
 
@@ -190,7 +196,8 @@ class Summaries:
 
 
 class StepSummaries:
-    """Histograms of actions, of rewards, of the data's age and of layers' outputs, written inside a train step.
+    """Histograms of actions, of rewards, of the data's age and of layers' outputs,
+    written inside a train step.
 
     They are of one replica's batch, which is a representative sample.
     """
@@ -206,7 +213,9 @@ class StepSummaries:
             self._newest.assign(newest())
 
     def __call__(self, data: Any, info: Any) -> None:
-        """Writes the histograms of data [B, T, ...] or [B, ...], in replica context; only a Trajectory has actions."""
+        """Writes the histograms of data [B, T, ...] or [B, ...], in replica context;
+        only a Trajectory has actions.
+        """
         step = self._agent.train_step_counter
         if isinstance(data, trajectory.Trajectory):
             with tf.name_scope('data/'):
@@ -234,7 +243,8 @@ class StepSummaries:
 
     def _write_distributions(self, time_step: ts.TimeStep, step: tf.Variable) -> None:
         policy = self._agent.policy
-        while hasattr(policy, 'wrapped_policy'):  # a greedy one has no other parameter than its action
+        # A greedy one has no other parameter than its action.
+        while hasattr(policy, 'wrapped_policy'):
             policy = policy.wrapped_policy
         state = policy.get_initial_state(tf.shape(time_step.step_type)[0])
         found = tf.nest.map_structure(
@@ -248,7 +258,9 @@ class StepSummaries:
 
 
 class Profile:
-    """Traces the train steps first..last once. A run that is resumed between them traces the rest."""
+    """Traces the train steps first..last once.
+    A run that is resumed between them traces the rest.
+    """
 
     def __init__(self, directory: pathlib.Path, steps: tuple[int, int] | None):
         """Traces nothing yet.
@@ -262,7 +274,9 @@ class Profile:
         self._running = False
 
     def boundary(self, before: int) -> int | None:
-        """Returns the next train step at which the trace begins or ends; no program may run across it."""
+        """Returns the next train step at which the trace begins or ends;
+        no program may run across it.
+        """
         if not self._steps:
             return None
         first, last = self._steps
@@ -303,7 +317,8 @@ _BIAS = re.compile(r'/_?bias(es)?(/\d+)?$')
 
 
 def write_layers(agent: Any, step: tf.Tensor) -> None:
-    """Writes `layers/<path>` of each layer that the present graph has computed, `<path>/dead_units` of ReLUs.
+    """Writes `layers/<path>` of each layer that the present graph has computed,
+    `<path>/dead_units` of ReLUs.
 
     A layer is found by the addition of its bias, a variable of the agent, whether it is a Keras
     layer or not. Its output is that of the activation that follows, if there is one alone. Nothing
@@ -336,7 +351,9 @@ def write_layers(agent: Any, step: tf.Tensor) -> None:
 
 
 def _layer(addition: tf.Operation, captured: dict[str, str]) -> str | None:
-    """Returns the name of the layer that adds its bias; of several layers in one variable with the index."""
+    """Returns the name of the layer that adds its bias;
+    of several layers in one variable with the index.
+    """
     bias, index = addition.inputs[1], 0
     while bias.op.type in _BETWEEN:
         index = max(index, bias.value_index)
@@ -346,7 +363,9 @@ def _layer(addition: tf.Operation, captured: dict[str, str]) -> str | None:
 
 
 def _handles(agent: Any) -> Iterator[tuple[str, tf.Tensor]]:
-    """Yields the biases of the agent's layers in this replica: the shortest path of the attributes, and the handle."""
+    """Yields the biases of the agent's layers in this replica: the shortest path of the attributes,
+    and the handle.
+    """
     for path, variable in named_variables(agent).items():
         if _BIAS.search(path):
             name = '/'.join(part.lstrip('_') for part in path.split('/'))

@@ -24,7 +24,8 @@ KINDS = ('v4', 'v5e', 'v5p', 'v6e')
 # By kind: the replicas of a host of the slices that exist, the most hosts, and the HBM of a replica [GiB].
 # Two replicas share a chip of v4.
 _SLICES = {'v4': (8, 1024, 16), 'v5e': (4, 64, 16), 'v5p': (4, 1536, 95), 'v6e': (4, 64, 32)}
-_RECTANGLES = 'v5e', 'v6e'  # slices of these are rectangles of up to 16 x 16 chips, else blocks of 4 x 4 x 4
+# Slices of these are rectangles of up to 16 x 16 chips, else blocks of 4 x 4 x 4.
+_RECTANGLES = 'v5e', 'v6e'
 VARIABLE = 'TFLEARN_TPU_COMPILER'
 _INSTALL = (
     'python3.12 -m venv ~/tpu_compiler && ~/tpu_compiler/bin/pip install --require-hashes --no-deps '
@@ -90,7 +91,8 @@ class Compiled:
 
 
 def check_slice(kind: str, hosts: int, replicas_per_host: int) -> None:
-    """Checks that there are slices of a kind of TPU with so many hosts and replicas; one replica alone is allowed.
+    """Checks that there are slices of a kind of TPU with so many hosts and replicas;
+    one replica alone is allowed.
 
     Raises:
       ValueError: if not; it names those that there are.
@@ -135,7 +137,8 @@ def python() -> str:
 
 
 def strategy(num_replicas: int) -> Any:
-    """Returns a strategy that traces one of several replicas: reductions over all of them are XLA's all-reduce.
+    """Returns a strategy that traces one of several replicas:
+    reductions over all of them are XLA's all-reduce.
 
     It stands for a TPUStrategy, which needs TPUs. What is traced in it can be lowered, and not run.
     """
@@ -211,7 +214,9 @@ def topology(kind: str, num_replicas: int) -> str:
 
 
 def main(path: str, kind: str, num_replicas: int) -> None:
-    """Compiles a file, and prints the fields of `Compiled` as JSON. In the compiler's environment."""
+    """Compiles a file, and prints the fields of `Compiled` as JSON.
+    In the compiler's environment.
+    """
     import time
 
     import numpy as np

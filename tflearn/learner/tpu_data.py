@@ -30,6 +30,8 @@ def refused_data(spec: Any, what: str = 'the data') -> list[str]:
 
 
 def check_for_tpu(spec: Any, what: str = 'the data') -> None:
-    """Raises a ValueError if a TPU refuses tensors of this spec; it names the first reason. See `refused_data`."""
+    """Raises a ValueError if a TPU refuses tensors of this spec; it names the first reason.
+    See `refused_data`.
+    """
     if refusals := refused_data(spec, what):
         raise UserValueError(refusals[0])

@@ -92,7 +92,9 @@ class StepCounter:
     """
 
     def __init__(self, train_step: tf.Variable, increment: int | None = 1):
-        """Starts at the variable's value; `increment` is what a call adds, None before the first has shown it."""
+        """Starts at the variable's value; `increment` is what a call adds,
+        None before the first has shown it.
+        """
         self._train_step, self._increment = train_step, increment
         self.observed: int | None = None
 
@@ -102,7 +104,8 @@ class StepCounter:
         return int(self._train_step.numpy())
 
     def calls_before(self, step: int) -> int:
-        """Returns how many calls there are before the one that reaches `step`; 0 if the next call does.
+        """Returns how many calls there are before the one that reaches `step`;
+        0 if the next call does.
 
         As long as it is not known what a call adds, the result is at most 1.
         """
@@ -201,7 +204,8 @@ class TrainLoop:
                 compile_loop = functools.partial(self._compiled, layout)
                 self._xla = XlaLoop(self._plain, source, take, layout.size, compile_loop, after_steps)
                 self._plain = self._xla
-        on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)  # whose programs cannot write summaries
+        # Whose programs cannot write summaries.
+        on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
         self._has_summary_program = num_workers == 1 and not on_tpu
         self.loss = self._make_loss()
         if isinstance(self.batches, SourceBatches):
@@ -209,7 +213,9 @@ class TrainLoop:
             self._compiling.submit(lambda: self._compile(batches))
 
     def _compile(self, batches: SourceBatches) -> None:
-        """Compiles the plain program, or XLA's in its place; outside of Python, while the caller does other things."""
+        """Compiles the plain program, or XLA's in its place;
+        outside of Python, while the caller does other things.
+        """
         batches.compile()
         if self._xla:
             self._xla.prepare()
@@ -228,7 +234,9 @@ class TrainLoop:
 
     @property
     def steps_per_call(self) -> int | None:
-        """Train steps that a call of `agent.train` counts; None before a first call has shown it."""
+        """Train steps that a call of `agent.train` counts;
+        None before a first call has shown it.
+        """
         return self._counter.observed or (1 if agent_data.is_packaged(self._agent) else None)
 
     def take(self, num_steps: int) -> Metrics:
@@ -275,7 +283,8 @@ class TrainLoop:
         return min(counts), False
 
     def prepare(self, before: int, end: int | None) -> None:
-        """Compiles what needs no data: the program, and that of summaries if a step up to `end` is summarized soon.
+        """Compiles what needs no data: the program,
+        and that of summaries if a step up to `end` is summarized soon.
 
         The first train steps wait for the program, and those of summaries for theirs, which is
         traced on a thread while training begins. A summary program that is needed only later is
@@ -313,7 +322,8 @@ class TrainLoop:
             with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
                 layout = StepMetrics(*self._reductions, self.batches.last_info)
                 step = self._step(layout, self._step_summaries)
-                step.get_concrete_function(self.batches.element_spec)  # then the layout knows the metrics
+                # Then the layout knows the metrics.
+                step.get_concrete_function(self.batches.element_spec)
                 self._summary = self._compiled(layout, self.batches.loop, functools.partial(self._taken, step))
         return self._summary
 
@@ -377,12 +387,16 @@ class TrainLoop:
         return run
 
     def replica_step(self) -> Callable[[Any], Any]:
-        """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
+        """For a dry run: returns the train step of the plain program, from an element to metrics;
+        not compiled.
+        """
         layout = StepMetrics(*self._reductions, self.batches.last_info)
         return functools.partial(self._distributed_step, layout=layout, train=self._agent.train)
 
     def _make_loss(self) -> Callable[[Any], Metrics]:
-        """Compiles a function from an element, per replica as the strategy has it, to metrics, without any update."""
+        """Compiles a function from an element, per replica as the strategy has it, to metrics,
+        without any update.
+        """
         layout = StepMetrics(*self._reductions)
         vector = tf.function(
             lambda element: self._distributed_step(element, layout=layout, train=self._agent.loss, updates=False)[0],
@@ -399,7 +413,9 @@ class TrainLoop:
         updates: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
-        """One train step on all replicas. Returns the vector of its metrics, its loss, and items' errors if wanted."""
+        """One train step on all replicas. Returns the vector of its metrics, its loss,
+        and items' errors if wanted.
+        """
         wanted = self.batches.prioritization
 
         def replica_step(element: Any) -> Any:

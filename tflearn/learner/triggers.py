@@ -1,4 +1,5 @@
-"""Actions of a learner's host program: at intervals of train steps or seconds, on given steps, and at the end.
+"""Actions of a learner's host program: at intervals of train steps or seconds, on given steps,
+and at the end.
 
     report = PeriodicAction(lambda step: print(step), every_steps=1_000, at_end=True)
     Learner(agent, dataset_fn, run_dir, triggers=[report])

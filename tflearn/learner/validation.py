@@ -1,4 +1,6 @@
-"""Validator: the loss on data that are not trained on, at intervals, and when it no longer falls."""
+"""Validator: the loss on data that are not trained on, at intervals,
+and when it no longer falls.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -15,7 +17,8 @@ from tflearn.learner.stop_conditions import DataStopConditions
 
 
 class Validator(tf.train.experimental.PythonState):
-    """Computes the agent's loss and its metrics without an update. Its state belongs in the checkpoint.
+    """Computes the agent's loss and its metrics without an update.
+    Its state belongs in the checkpoint.
 
     They are in the summaries as `validation/loss` and `validation/<name of an extra metric>`, and
     in the log. An agent whose loss is random, such as SAC's, draws for it from the same stream as
@@ -44,7 +47,8 @@ class Validator(tf.train.experimental.PythonState):
         """
         self._batches, self._interval_steps, self._stop_conditions = batches, interval_steps, stop_conditions
         self._learner: Learner | None = None
-        self._step = self._num_worse = 0  # the train step of the newest validation; validations since the best one
+        # The train step of the newest validation; validations since the best one.
+        self._step = self._num_worse = 0
         self.best_loss: float | None = None
         self.best_step = self.num_batches = 0
         self.metrics: dict[str, float] = {}
@@ -66,7 +70,8 @@ class Validator(tf.train.experimental.PythonState):
         return lambda before, after: self.validate_if_due()
 
     def validate_if_due(self) -> bool:
-        """Validates if a multiple of the interval was passed since the newest validation. Returns whether it did.
+        """Validates if a multiple of the interval was passed since the newest validation.
+        Returns whether it did.
 
         To be called once when a checkpoint was restored: it was saved before the validation of the
         same train step.

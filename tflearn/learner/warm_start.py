@@ -1,4 +1,5 @@
-"""Warm start: loads some values of another run's checkpoint, by the prefixes of their names, or an exported policy's.
+"""Warm start: loads some values of another run's checkpoint, by the prefixes of their names,
+or an exported policy's.
 
 (`Checkpoints.restore_newest` resumes the same run.)
 """
@@ -150,7 +151,8 @@ def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) 
 
 
 def copy(stored: Sequence[tf.Variable], variables: Sequence[tf.Variable], source: str) -> list[str]:
-    """Assigns the values of variables to those of another object with equal names; see `load_policy`.
+    """Assigns the values of variables to those of another object with equal names;
+    see `load_policy`.
 
     Args:
       stored: the variables to read, each once.

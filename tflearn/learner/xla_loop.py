@@ -14,7 +14,8 @@ Program = Callable[[int], Any]  # train steps -> their metrics
 Compile = Callable[[Callable[..., Any]], Program]
 
 MIN_XLA_STEPS = 4  # for fewer, what a call costs is more than what XLA gains
-AUTO_AFTER_STEPS = 10_000  # train steps before 'auto' compiles: a run that is shorter would not win the time back
+# Train steps before 'auto' compiles: a run that is shorter would not win the time back.
+AUTO_AFTER_STEPS = 10_000
 _MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
 _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
 
@@ -129,7 +130,9 @@ class XlaLoop(tf.train.experimental.PythonState):
         )
 
     def _stack(self, drawn: Any, i: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-        """Returns batches i, i + 1, ... of a draw, always `size` of them: the last one again at the end."""
+        """Returns batches i, i + 1, ... of a draw, always `size` of them:
+        the last one again at the end.
+        """
         indices = tf.minimum(i + tf.range(self._size, dtype=tf.int64), count - 1)
         columns = tf.nest.flatten(self._batches.gather(drawn, indices))
         return [tf.ensure_shape(column, spec.shape) for column, spec in zip(columns, self._stack_spec, strict=True)]
@@ -160,7 +163,8 @@ class XlaLoop(tf.train.experimental.PythonState):
 
 
 def why_slower_in_xla(graph: tf.Graph) -> str | None:
-    """Returns why XLA is not expected to take the train steps of a graph faster, on a CPU; None if it is.
+    """Returns why XLA is not expected to take the train steps of a graph faster, on a CPU;
+    None if it is.
 
     XLA removes the overhead of operations, but its own matrix products and convolutions are slower
     than TensorFlow's (`benchmarks/train_loops.py`). So it is for train steps with small matrix

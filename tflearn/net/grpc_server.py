@@ -1,4 +1,6 @@
-"""A gRPC server, of a mapping of methods: its address, TLS, limits and health; and channels to servers."""
+"""A gRPC server, of a mapping of methods: its address, TLS, limits and health;
+and channels to servers.
+"""
 
 import asyncio
 import contextlib
@@ -116,7 +118,9 @@ Admit = Callable[[Caller], contextlib.AbstractContextManager[None]]
 
 
 class GrpcServer:
-    """Answers requests at `port` from its construction until `close`, on one event loop in its own thread."""
+    """Answers requests at `port` from its construction until `close`,
+    on one event loop in its own thread.
+    """
 
     @checked
     def __init__(
@@ -187,7 +191,8 @@ class GrpcServer:
     def call(
         self, name: str, caller: Caller, method: Callable[[], Awaitable[Any]], timeout_secs: float
     ) -> futures.Future[Any]:
-        """Answers a request of another protocol as one of gRPC, on the event loop; called on another thread.
+        """Answers a request of another protocol as one of gRPC, on the event loop;
+        called on another thread.
 
         Returns:
           What will be gRPC's status code, the details, and what `method` has returned.
@@ -212,7 +217,8 @@ class GrpcServer:
 
     async def _call(self, name: str, caller: Caller, respond: Callable[[], Awaitable[Any]]) -> Any:
         start = time.perf_counter()
-        code, details, response = grpc.StatusCode.CANCELLED, '', None  # by the client or its deadline: not caught below
+        # By the client or its deadline: not caught below.
+        code, details, response = grpc.StatusCode.CANCELLED, '', None
         try:
             with self._admit(self._authenticated(caller)):
                 if self._slots.locked():

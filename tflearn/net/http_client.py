@@ -1,4 +1,6 @@
-"""HttpClient: asks an HTTP server of ours over one connection, which is opened again when it was closed."""
+"""HttpClient: asks an HTTP server of ours over one connection,
+which is opened again when it was closed.
+"""
 
 import contextlib
 import http.client
@@ -51,7 +53,8 @@ class HttpClient:
             connection = kept or self._connect()
             connection.sock.settimeout(secs)
             try:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that refuses answers before
+                # One that refuses answers before.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(method, path, body, {**self._headers, **headers, **sizes})
                 return connection.getresponse()
             except (ConnectionError, http.client.HTTPException):

@@ -1,4 +1,5 @@
-"""Connections of an HTTP server: what aiohttp lacks, a limit of their number and the deadline of a head.
+"""Connections of an HTTP server: what aiohttp lacks,
+a limit of their number and the deadline of a head.
 
 When all places are taken, a new connection gets that of the one which has been idle the longest;
 those that never sent a whole request go first. So idle connections and slow heads keep nobody out.
@@ -164,7 +165,9 @@ class Connections:
         connection.connecting.add_done_callback(lambda ended: accepted.close() if ended.cancelled() else None)
 
     async def close(self, grace_secs: float) -> None:
-        """Stops to listen, waits so long for the requests that are being answered, and ends all connections."""
+        """Stops to listen, waits so long for the requests that are being answered,
+        and ends all connections.
+        """
         self.are_closing = True
         if self._accepting:
             self._accepting.cancel()
@@ -180,7 +183,9 @@ class Connections:
             await asyncio.sleep(0)
 
     def _idlest(self) -> Connection | None:
-        """Returns the connection that makes room for a new one; None if all have requests that are being answered."""
+        """Returns the connection that makes room for a new one;
+        None if all have requests that are being answered.
+        """
         for was_answered in (False, True):
             for each in self._open:
                 if not each.is_kept and each.was_answered == was_answered:
@@ -188,7 +193,9 @@ class Connections:
         return None
 
     def _end_idlest(self) -> bool:
-        """Ends a connection of which no request is being answered; returns whether there was one."""
+        """Ends a connection of which no request is being answered;
+        returns whether there was one.
+        """
         idlest = self._idlest()
         if idlest:
             idlest.end()

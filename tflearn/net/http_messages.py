@@ -1,4 +1,6 @@
-"""What HTTP servers of ours answer, and JSON of their requests. It needs only the standard library."""
+"""What HTTP servers of ours answer, and JSON of their requests.
+It needs only the standard library.
+"""
 
 import dataclasses
 import json

@@ -45,7 +45,8 @@ _LINGER_SECS = 1.0  # in which what a client still sends is dropped, so that it 
 _END_SECS = 10.0
 _MAX_QUOTED = 500  # characters of an error that a client gets
 _CLOSING = (HTTPStatus.UNAUTHORIZED, HTTPStatus.SERVICE_UNAVAILABLE)
-_NO_LOG = python_logging.Logger('aiohttp', python_logging.CRITICAL + 1)  # or each malformed request writes a traceback
+# Or each malformed request writes a traceback.
+_NO_LOG = python_logging.Logger('aiohttp', python_logging.CRITICAL + 1)
 
 
 class Request:
@@ -66,7 +67,9 @@ class Request:
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """The client's certificate, as `ssl.SSLSocket.getpeercert` describes it; {} if it had to show none."""
+        """The client's certificate, as `ssl.SSLSocket.getpeercert` describes it;
+        {} if it had to show none.
+        """
         return self._asked.get_extra_info('peercert') or {}
 
     @property
@@ -209,7 +212,9 @@ class HttpServer:
         return not self._thread.is_alive()
 
     def close(self, grace_secs: float = 0.0) -> None:
-        """Stops listening, and waits so long for the requests that are being answered. May be called twice."""
+        """Stops listening, and waits so long for the requests that are being answered.
+        May be called twice.
+        """
         if not self._thread.is_alive():
             return
         with contextlib.suppress(RuntimeError):  # it has just ended
@@ -228,7 +233,8 @@ class HttpServer:
     async def in_thread(self, work: Callable[[], Any]) -> Any:
         """Returns the result of work that may wait, or takes long: it is done in a thread."""
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # so that it cannot be cancelled: the thread goes on after the server's end
+        # So that it cannot be cancelled: the thread goes on after the server's end.
+        done.set_running_or_notify_cancel()
 
         def run() -> None:
             try:
@@ -249,7 +255,9 @@ class HttpServer:
             self._loop.close()
 
     def _route(self, method: str, path: str) -> tuple[str, tuple[str, ...]]:
-        """Returns the route of a request, and the words of its path. Raises HttpRefusal if there is none."""
+        """Returns the route of a request, and the words of its path.
+        Raises HttpRefusal if there is none.
+        """
         status = HTTPStatus.NOT_FOUND
         for route in self._routes:
             known, _, pattern = route.partition(' ')
@@ -298,7 +306,9 @@ async def _end_tasks() -> None:
 
 
 def _listen(options: ServerOptions, setting: str, shared: bool) -> socket.socket:
-    """Returns a socket that listens at the first of the ports that is free, with IPv4 if the name has both."""
+    """Returns a socket that listens at the first of the ports that is free,
+    with IPv4 if the name has both.
+    """
     failures: list[str] = []
     for port in options.ports:
         if shared and port and is_listening(f'{options.host}:{port}'):  # both would get connections
@@ -324,7 +334,9 @@ def _listen(options: ServerOptions, setting: str, shared: bool) -> socket.socket
 
 
 def _addresses(host: str, port: int, failures: list[str]) -> list[tuple[Any, Any]]:
-    """Returns the addresses of a name, those of IPv4 first; adds why there is none to `failures`."""
+    """Returns the addresses of a name, those of IPv4 first;
+    adds why there is none to `failures`.
+    """
     try:
         found = socket.getaddrinfo(host or '0.0.0.0', port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError) as error:

@@ -34,7 +34,8 @@ def flattened(name: str, value: Any) -> tuple[list[Any], list[int], set[type]]:
 
 
 def numbers(name: str, value: Any) -> np.ndarray:
-    """Returns the array of a number, or of nested lists of numbers or of true and false: of 64 bits, or bool.
+    """Returns the array of a number, or of nested lists of numbers or of true and false:
+    of 64 bits, or bool.
 
     Args:
       name: what it is, for the error.

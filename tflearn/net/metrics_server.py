@@ -1,4 +1,6 @@
-"""Serves metrics to Prometheus at http://HOST:PORT/metrics, and whether a job is ready. Needs the extra `serving`."""
+"""Serves metrics to Prometheus at http://HOST:PORT/metrics, and whether a job is ready.
+Needs the extra `serving`.
+"""
 
 from collections.abc import Callable
 from http import HTTPStatus

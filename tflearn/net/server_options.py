@@ -1,4 +1,6 @@
-"""ServerOptions: where a server of ours listens, its limits, and over which networks others can reach it."""
+"""ServerOptions: where a server of ours listens, its limits,
+and over which networks others can reach it.
+"""
 
 import fcntl
 import resource
@@ -15,7 +17,8 @@ from tflearn.net.tls import TlsFiles
 
 _GET_FLAGS = 0x8913  # SIOCGIFFLAGS of Linux, and the flags of an interface
 _UP, _LOOPBACK = 0x1, 0x8
-LOCAL_HOSTS = ('localhost', '127.0.0.1', '::1', '[::1]')  # names of this machine that reach it alone
+# Names of this machine that reach it alone.
+LOCAL_HOSTS = ('localhost', '127.0.0.1', '::1', '[::1]')
 
 
 def url_host(host: str) -> str:
@@ -30,7 +33,9 @@ def num_handles() -> int:
 
 
 def places(wanted: int) -> int:
-    """Returns how many connections a server may take: as many as are wanted, or one for every second file handle."""
+    """Returns how many connections a server may take:
+    as many as are wanted, or one for every second file handle.
+    """
     room = num_handles() // 2
     if room < wanted:
         logging.warning('takes %d connections at most, since there are %d handles (ulimit -n)', room, num_handles())
@@ -67,12 +72,16 @@ class ServerOptions:
         return tuple(given) if isinstance(given, list | tuple) else (given,)
 
     def read_token(self, name: str) -> str:
-        """Returns the token, '' if none is asked for. Raises ValueError if it cannot be read; `name` is the setting."""
+        """Returns the token, '' if none is asked for. Raises ValueError if it cannot be read;
+        `name` is the setting.
+        """
         return tokens.read(self.token, name) if self.token else ''
 
 
 def reachable() -> list[str]:
-    """Returns the names of the interfaces over which others can reach this machine: those that are up, but loopback."""
+    """Returns the names of the interfaces over which others can reach this machine:
+    those that are up, but loopback.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         names = [name for _, name in socket.if_nameindex()]
         return [name for name in names if _flags(asking, name) & (_UP | _LOOPBACK) == _UP]

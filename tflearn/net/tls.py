@@ -1,4 +1,6 @@
-"""The PEM files of one side of TLS, Python's settings for it, and settings that follow files when they are replaced."""
+"""The PEM files of one side of TLS, Python's settings for it,
+and settings that follow files when they are replaced.
+"""
 
 import dataclasses
 import os
@@ -67,14 +69,18 @@ class Renewed(Generic[Settings]):
     """
 
     def __init__(self, files: Sequence[str | os.PathLike[str]], make: Callable[[], Settings]):
-        """Makes the first settings, and raises what `make` raises: a UserError for files that cannot be used."""
+        """Makes the first settings, and raises what `make` raises:
+        a UserError for files that cannot be used.
+        """
         self._files, self._make = tuple(map(pathlib.Path, files)), make
         self._identity = self._identities()
         self._settings = make()
         self._renewing = threading.Lock()
 
     def get(self) -> Settings:
-        """Returns the newest settings that could be made; asks the file system for changes at each call."""
+        """Returns the newest settings that could be made;
+        asks the file system for changes at each call.
+        """
         with self._renewing:
             identity = self._identities()
             if identity != self._identity:

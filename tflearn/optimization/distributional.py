@@ -34,7 +34,8 @@ class Quantiles:
     def losses(
         self, outputs: tf.Tensor, next_outputs: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the quantile Huber losses, float32 [B]: sums over the quantiles, means over those of the target.
+        """Returns the quantile Huber losses, float32 [B]:
+        sums over the quantiles, means over those of the target.
 
         Args:
           outputs: float32 [B, N], of the items' actions.
@@ -44,7 +45,8 @@ class Quantiles:
           discounts: float32 [B], of the next observations' returns.
         """
         targets = rewards[:, tf.newaxis] + discounts[:, tf.newaxis] * next_outputs
-        errors = tf.stop_gradient(targets)[:, tf.newaxis, :] - outputs[:, :, tf.newaxis]  # [B, quantile, target]
+        # [B, quantile, target].
+        errors = tf.stop_gradient(targets)[:, tf.newaxis, :] - outputs[:, :, tf.newaxis]
         sizes = tf.abs(errors)
         huber = tf.where(sizes <= self.kappa, 0.5 * tf.square(errors), self.kappa * (sizes - 0.5 * self.kappa))
         middles = (tf.range(self.num, dtype=tf.float32) + 0.5) / self.num
@@ -84,7 +86,9 @@ class Categorical:
     def losses(
         self, outputs: tf.Tensor, next_outputs: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tensor
     ) -> tf.Tensor:
-        """Returns cross entropies with the targets, projected on the atoms (algorithm 1); see `Quantiles.losses`."""
+        """Returns cross entropies with the targets, projected on the atoms (algorithm 1);
+        see `Quantiles.losses`.
+        """
         atoms, width = self._atoms, (self.max_return - self.min_return) / (self.num - 1)
         moved = rewards[:, tf.newaxis] + discounts[:, tf.newaxis] * atoms
         moved = tf.clip_by_value(moved, self.min_return, self.max_return)

@@ -1,4 +1,5 @@
-"""Targets and losses of an ensemble of critics: truncated quantiles (TQC), or the minimum of some (REDQ, DroQ).
+"""Targets and losses of an ensemble of critics:
+truncated quantiles (TQC), or the minimum of some (REDQ, DroQ).
 
 Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous
 Distributional Quantile Critics" (arXiv 2005.04269); Chen et al. 2021, "Randomized Ensembled Double
@@ -17,7 +18,8 @@ from tflearn.optimization.distributional import Quantiles
 
 @checked_dataclass(frozen=True)
 class Truncated:
-    """Quantiles of the returns of all critics together, without the greatest ones (TQC, equations 10 to 13).
+    """Quantiles of the returns of all critics together,
+    without the greatest ones (TQC, equations 10 to 13).
 
     Attributes:
       num_quantiles: M.
@@ -36,7 +38,9 @@ class Truncated:
             )
 
     def bootstraps(self, values: tf.Tensor, draws: Draws) -> tf.Tensor:
-        """Returns the least (M - d) N of all quantiles, float32 [B, (M - d) N], of the targets' values [B, N, M]."""
+        """Returns the least (M - d) N of all quantiles, float32 [B, (M - d) N],
+        of the targets' values [B, N, M].
+        """
         del draws  # all critics count
         num_critics, num_quantiles = values.shape[1:]
         pooled = tf.sort(tf.reshape(values, [-1, num_critics * num_quantiles]), axis=1)
@@ -47,7 +51,8 @@ class Truncated:
         return tf.reduce_mean(values, axis=[1, 2])
 
     def losses(self, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        """Returns the quantile Huber losses, float32 [B]: sums over the critics, means over pairs of their quantiles.
+        """Returns the quantile Huber losses, float32 [B]:
+        sums over the critics, means over pairs of their quantiles.
 
         Args:
           values: float32 [B, N, M].
@@ -85,7 +90,9 @@ class Least:
         return (tf.reduce_min if self.for_actor else tf.reduce_mean)(values, axis=[1, 2])
 
     def losses(self, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        """Returns the squared errors, float32 [B], summed over the critics; see `Truncated.losses`."""
+        """Returns the squared errors, float32 [B], summed over the critics;
+        see `Truncated.losses`.
+        """
         return tf.reduce_sum(tf.square(targets[:, tf.newaxis, :] - values), axis=[1, 2])
 
 
@@ -93,6 +100,8 @@ Rule = Truncated | Least
 
 
 def errors(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Returns the mean difference of critics' values from their target, float32 [B]; see `Truncated.losses`."""
+    """Returns the mean difference of critics' values from their target, float32 [B];
+    see `Truncated.losses`.
+    """
     differences = tf.reduce_mean(targets, axis=1)[:, tf.newaxis] - tf.reduce_mean(values, axis=2)
     return tf.reduce_mean(tf.abs(differences), axis=1)

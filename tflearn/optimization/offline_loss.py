@@ -22,7 +22,8 @@ def expectile_losses(differences: tf.Tensor, expectile: float) -> tf.Tensor:
 
 
 def advantage_weights(advantages: tf.Tensor, inverse_temperature: float, max_weight: float) -> tf.Tensor:
-    """Returns min(exp(inverse_temperature * advantage), max_weight), float32 [...], without a gradient.
+    """Returns min(exp(inverse_temperature * advantage), max_weight), float32 [...],
+    without a gradient.
 
     Args:
       advantages: float32 [...].
@@ -35,7 +36,8 @@ def advantage_weights(advantages: tf.Tensor, inverse_temperature: float, max_wei
 
 
 def softmax_weights(scores: tf.Tensor, temperature: float, counts: tf.Tensor) -> tf.Tensor:
-    """Returns exp((score - greatest score of the global batch) / temperature), without a gradient; in replica context.
+    """Returns exp((score - greatest score of the global batch) / temperature), without a gradient;
+    in replica context.
 
     Divided by their sum, they are the softmax over the global batch; see `with_mean_one`.
 
@@ -64,7 +66,8 @@ def legal_counts(log_probs: tf.Tensor, masked: bool) -> tf.Tensor:
 
 
 def with_mean_one(weights: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Returns weights divided by their mean over the rows of the global batch that count; in replica context.
+    """Returns weights divided by their mean over the rows of the global batch that count;
+    in replica context.
 
     Args:
       weights: float32 [...], 0 where a row does not count.

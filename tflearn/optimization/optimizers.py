@@ -66,7 +66,9 @@ class Optimizer(tf.Module):
         return self.keras.iterations
 
     def output_gradient(self, loss: tf.Tensor) -> tf.Tensor | None:
-        """Returns `output_gradients` for `tape.gradient`: where layers compute in float16, the loss is scaled."""
+        """Returns `output_gradients` for `tape.gradient`:
+        where layers compute in float16, the loss is scaled.
+        """
         return None if self._loss_scale is None else tf.cast(self._loss_scale.value.read_value(), loss.dtype)
 
     def unscaled(self, gradients: Any) -> Any:
@@ -148,7 +150,8 @@ class Optimizer(tf.Module):
         return [tf.clip_by_value(gradient, -bound, bound) for gradient in gradients]
 
     def _make_slots(self, variables: Sequence[tf.Variable]) -> None:
-        """Makes the Keras optimizer's slots of the variables that have gradients, unless it has them.
+        """Makes the Keras optimizer's slots of the variables that have gradients,
+        unless it has them.
 
         TensorFlow traces a function a second time if it has made variables, and a branch must not
         make any. Which function is being traced is known to its own thread only, so the slots are
@@ -212,7 +215,8 @@ class Optimizer(tf.Module):
 
 
 class LossScale(tf.Module):
-    """The factor of the losses of all parts of an agent whose layers compute in float16, where small gradients are 0.
+    """The factor of the losses of all parts of an agent whose layers compute in float16,
+    where small gradients are 0.
 
     Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740), section 3.2. Halved by
     each step whose gradients are not finite, which is skipped; doubled after 2,000 others of all
@@ -227,7 +231,9 @@ class LossScale(tf.Module):
         self._num_finite = moments.variable(0, 'num_finite', tf.int64)
 
     def update(self, finite: tf.Tensor) -> None:
-        """Adds a step, which had finite gradients or not, on all replicas alike; in replica context."""
+        """Adds a step, which had finite gradients or not, on all replicas alike;
+        in replica context.
+        """
         num_finite = tf.where(finite, self._num_finite + 1, tf.constant(0, tf.int64))
         grows = num_finite >= 2_000
         self._num_finite.assign(tf.where(grows, tf.constant(0, tf.int64), num_finite))
@@ -323,7 +329,9 @@ _DECAY = 0.9
 
 
 def summarizes_halves() -> bool:
-    """Returns whether agents compute the gradient of half a batch, for the gradient noise scale of one replica."""
+    """Returns whether agents compute the gradient of half a batch,
+    for the gradient noise scale of one replica.
+    """
     return histograms.is_recording() and tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
@@ -371,9 +379,9 @@ class GradientNoise(tf.Module):
     are recorded.
 
     Attributes:
-      averages: float32 [2], moving averages of |G|^2, the true gradient's squared norm, and of tr(Sigma), the sum of
-        the variances of one item's gradient. Both start at 0, a bias that their ratio does not
-        have.
+      averages: float32 [2], moving averages of |G|^2, the true gradient's squared norm, and of
+        tr(Sigma), the sum of the variances of one item's gradient. Both start at 0, a bias that
+        their ratio does not have.
     """
 
     def __init__(self, per_replica_batch_size: int):
@@ -387,7 +395,8 @@ class GradientNoise(tf.Module):
         self.averages = moments.variable(tf.zeros(2), 'gradient_noise')
 
     def update(self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor, parts: int) -> tf.Tensor:
-        """Adds one step to the averages, in replica context; a step that is not finite does not change them.
+        """Adds one step to the averages, in replica context;
+        a step that is not finite does not change them.
 
         Args:
           replica_gradients: the gradients of a part's share of the global batch's mean loss.
@@ -395,7 +404,8 @@ class GradientNoise(tf.Module):
           parts: the equal parts of the global batch: the replicas, or two halves.
 
         Returns:
-          float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before the first finite step.
+          float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before the first finite
+          step.
         """
         context = tf.distribute.get_replica_context()
         # A part divides by the global batch: the mean gradient of its own items is `parts` times as

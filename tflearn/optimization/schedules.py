@@ -48,7 +48,8 @@ def linear(start: float, end: float, steps: PositiveInt) -> Schedule:
 
 @checked
 def exponential(start: PositiveFloat, end: PositiveFloat, steps: PositiveInt) -> Schedule:
-    """Returns a schedule that is exponential from `start` at train step 0 to `end` at `steps`, then constant.
+    """Returns a schedule that is exponential from `start` at train step 0 to `end` at `steps`,
+    then constant.
 
     Args:
       start: the value at step 0; above 0.
@@ -70,7 +71,8 @@ def exponential(start: PositiveFloat, end: PositiveFloat, steps: PositiveInt) ->
 
 
 def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
-    """Returns a schedule that is linear between points, and constant before the first and after the last one.
+    """Returns a schedule that is linear between points,
+    and constant before the first and after the last one.
 
     Args:
       points: (train step, value) with increasing train steps.
@@ -110,7 +112,8 @@ def power(factor: PositiveFloat, exponent: Finite) -> Schedule:
 
 
 def in_epochs(schedule: Schedule) -> Schedule:
-    """Returns a schedule that stays the same in each epoch, and epochs that double: 1, 2-3, 4-7, ... train steps.
+    """Returns a schedule that stays the same in each epoch, and epochs that double:
+    1, 2-3, 4-7, ... train steps.
 
     It has the value of the epoch's first step, as FALCON's gamma has (Simchi-Levi and Xu 2020, arXiv
     2003.12699, algorithm 1).

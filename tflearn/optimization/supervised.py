@@ -1,4 +1,5 @@
-"""Supervised training: any Keras loss between a network's output and a target, as an agent that a `Learner` trains.
+"""Supervised training: any Keras loss between a network's output and a target,
+as an agent that a `Learner` trains.
 
 For data that are no steps of an environment: labels, values to predict, models of an environment.
 (To learn recorded actions, see `agents/bc.py`.)
@@ -41,7 +42,8 @@ class LossInfo(NamedTuple):
 
 
 class SupervisedAgent(tf.Module):
-    """An agent, as a `Learner` trains it, without an environment. Its policy's action is the network's output.
+    """An agent, as a `Learner` trains it, without an environment.
+    Its policy's action is the network's output.
 
     Attributes:
       network: the network.
@@ -108,11 +110,15 @@ class SupervisedAgent(tf.Module):
         return info
 
     def loss(self, experience: Examples, weights: tf.Tensor | None = None) -> LossInfo:
-        """Returns the loss of a batch without an update; layers such as dropout behave as in predictions."""
+        """Returns the loss of a batch without an update;
+        layers such as dropout behave as in predictions.
+        """
         return self._loss(experience, weights, training=False)
 
     def _loss(self, experience: Examples, weights: tf.Tensor | None, training: bool) -> LossInfo:
-        """Returns this replica's share of the mean loss over the global batch, and metrics' means."""
+        """Returns this replica's share of the mean loss over the global batch,
+        and metrics' means.
+        """
         output = self.network(experience.observation, training=training)
         losses = _item_means(self._loss_function(experience.target, output))
         loss = tf.nn.compute_average_loss(losses, sample_weight=weights)

@@ -38,7 +38,8 @@ def targets(
     pg_rho_bar: PositiveFloat | None = 1.0,
     lambda_: Fraction = 1.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the targets v_t of the values, and the advantages, the weights of log pi(a_t | x_t): float32 [B, T].
+    """Returns the targets v_t of the values, and the advantages, the weights of log pi(a_t | x_t):
+    float32 [B, T].
 
     Neither has a gradient.
 

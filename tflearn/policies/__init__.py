@@ -1,1 +1,3 @@
-"""Policies as SavedModels: exported, checked, loaded, converted to products; which version answers."""
+"""Policies as SavedModels: exported, checked, loaded, converted to products;
+which version answers.
+"""

@@ -1,4 +1,5 @@
-"""ActionProbabilities: how likely an exported policy, or uniformly random actions, are to take given actions.
+"""ActionProbabilities: how likely an exported policy, or uniformly random actions,
+are to take given actions.
 
 SavedModels hold the parameters of distributions, not their classes. The names of the parameters
 tell the class:
@@ -32,7 +33,8 @@ NORMAL, SQUASHED, SMOOTHED = (
     {'distribution'},
     {'mixture_distribution', 'components_distribution'},
 )
-_LARGEST_TANH = 1 - 1e-7  # float32 actions reach the bounds themselves, where the density has no limit
+# Float32 actions reach the bounds themselves, where the density has no limit.
+_LARGEST_TANH = 1 - 1e-7
 
 
 class NoDensityError(UserValueError):
@@ -40,12 +42,13 @@ class NoDensityError(UserValueError):
 
 
 class ActionProbabilities:
-    """The probabilities, for floats the densities, of actions as they are served: with a temperature and random ones.
+    """The probabilities, for floats the densities, of actions as they are served:
+    with a temperature and random ones.
 
     Attributes:
       num_choices: the number of choices of a single Discrete action; None for any other.
-      edges: numbers, in order, between which the density of a single number is the same, from the least to the greatest
-        one; None of others.
+      edges: numbers, in order, between which the density of a single number is the same, from the
+        least to the greatest one; None of others.
     """
 
     def __init__(
@@ -103,7 +106,9 @@ class ActionProbabilities:
         return self._mixed(parameters, time_step, action), policy_state
 
     def _mixed(self, parameters: Sequence[Any], time_step: ts.TimeStep, action: Any) -> np.ndarray:
-        """Returns the log-probabilities of actions, float64 [B], by the parameters of the policy's own."""
+        """Returns the log-probabilities of actions, float64 [B],
+        by the parameters of the policy's own.
+        """
         actions = tf.nest.flatten(action)
         uniform = self._uniform(time_step.observation, action, actions) if self._epsilon else None
         if self._policy is None:
@@ -127,9 +132,11 @@ class ActionProbabilities:
     def probabilities(
         self, time_step: ts.TimeStep, policy_state: Any, edges: np.ndarray | None = None
     ) -> tuple[np.ndarray, Any]:
-        """Returns the probabilities of the choices of a single Discrete action, float64 [B, A], and the next state.
+        """Returns the probabilities of the choices of a single Discrete action, float64 [B, A],
+        and the next state.
 
-        Of a single number they are those of what is between two neighbours of `edges`, which have all of `self.edges`.
+        Of a single number they are those of what is between two neighbours of `edges`, which have
+        all of `self.edges`.
         """
         spec, size = self._leaves[0], len(time_step.step_type)
         parameters: Sequence[Any] = ()
@@ -203,7 +210,9 @@ class ActionProbabilities:
 
 
 def by_leaf(parameters: Any) -> list[Any]:
-    """Returns the parameters of each tensor of the action, of a nest of dicts of them; see the module."""
+    """Returns the parameters of each tensor of the action, of a nest of dicts of them;
+    see the module.
+    """
     if isinstance(parameters, Mapping):
         names = parameters.keys()
         if names in (SQUASHED, SMOOTHED) or any(not isinstance(value, Mapping) for value in parameters.values()):

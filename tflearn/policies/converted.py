@@ -1,4 +1,5 @@
-"""Models of exported policies in other formats, of one function with flat names: ONNX, and TFLite (LiteRT).
+"""Models of exported policies in other formats, of one function with flat names:
+ONNX, and TFLite (LiteRT).
 
 TFLite models are of floats, or of 8-bit integers for small machines. TFLite must have the policy's
 operations; it has no random numbers, so the policy is usually a greedy one.
@@ -195,7 +196,9 @@ def run_tflite(
 
 
 def tflite_interpreter(model: bytes) -> Any:
-    """Returns an interpreter of a converted model: LiteRT's where it is installed. TensorFlow 2.20 warns of its own."""
+    """Returns an interpreter of a converted model: LiteRT's where it is installed.
+    TensorFlow 2.20 warns of its own.
+    """
     try:
         from ai_edge_litert import interpreter as litert
     except ModuleNotFoundError:

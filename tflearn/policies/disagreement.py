@@ -1,4 +1,6 @@
-"""Disagreement: how far an ensemble of critics disagrees on the action that a policy takes, in the policy's info."""
+"""Disagreement: how far an ensemble of critics disagrees on the action that a policy takes,
+in the policy's info.
+"""
 
 from typing import Any
 
@@ -14,7 +16,9 @@ _NAME = 'disagreement'
 
 
 class DisagreementPolicy(tf_policy.TFPolicy):
-    """A policy without memory with the info 'disagreement', float32 [B]: an agent's `disagreement` on the actions."""
+    """A policy without memory with the info 'disagreement', float32 [B]:
+    an agent's `disagreement` on the actions.
+    """
 
     def __init__(self, policy: tf_policy.TFPolicy, agent: Any):
         """Takes the agent's policy, before any change of observations or actions."""

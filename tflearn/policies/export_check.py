@@ -1,4 +1,5 @@
-"""Compares exported policies with the live policy before they are published: are they equal but for rounding?
+"""Compares exported policies with the live policy before they are published:
+are they equal but for rounding?
 
 TensorFlow fuses layers in one graph and not in another, which rounds differently. A float may
 differ by a share of the magnitude of its element in the batch. What differs by more, and each
@@ -76,7 +77,8 @@ class ExportCheck:
         return False, call(self._program, self._leaves) if self._exact else []
 
     def compare(self, path: pathlib.Path, files: ModelFiles, weights: Sequence[tf.Tensor], live: Snapshot) -> None:
-        """Compares a complete version with the live policy as it was at the snapshot. Any thread may call it.
+        """Compares a complete version with the live policy as it was at the snapshot.
+        Any thread may call it.
 
         Args:
           path: of the version.
@@ -112,7 +114,8 @@ class ExportCheck:
     ) -> None:
         read = files.read_weights(path)
         for key, expected, value in zip(files.keys, weights, read, strict=True):
-            if expected.numpy().tobytes() != value.numpy().tobytes():  # bytes, because a NaN does not equal itself
+            # Bytes, because a NaN does not equal itself.
+            if expected.numpy().tobytes() != value.numpy().tobytes():
                 raise ExportMismatch(
                     f'got {_text(value)} from the file of the weights, {key}; need {_text(expected)}, as in the live '
                     "policy; look at the machine's disk and memory"
@@ -136,7 +139,8 @@ def _compare(where: str, live: 'Program', got: Any, exact: bool) -> None:
 def check_results(
     where: str, live: 'Program', got: Mapping[str, Any], expected: Mapping[str, Any], exact: bool
 ) -> None:
-    """Compares flat results by their names, `expected` in the order of those of `live`; if not `exact`, only specs.
+    """Compares flat results by their names, `expected` in the order of those of `live`;
+    if not `exact`, only specs.
 
     Raises:
       ExportMismatch: if they differ by more than rounding.
@@ -192,7 +196,9 @@ def draw(spec: Any, rng: np.random.Generator, batch_size: int) -> np.ndarray:
 
 
 class Program:
-    """A traced policy function, with inputs and the values of its variables: what another graph's results must be."""
+    """A traced policy function, with inputs and the values of its variables:
+    what another graph's results must be.
+    """
 
     def __init__(
         self,
@@ -224,7 +230,9 @@ class Program:
         return tf.nest.pack_sequence_as(self._program.structured_outputs, self.results())
 
     def differing(self, got: Sequence[Any], expected: Sequence[Any]) -> list[int]:
-        """Returns the indices of flat results, or of the first of them, that are not `expected` but for rounding."""
+        """Returns the indices of flat results, or of the first of them,
+        that are not `expected` but for rounding.
+        """
         wrong = [i for i, pair in enumerate(zip(got, expected, strict=True)) if not self._are_close(*pair)]
         if wrong and all(_same_kind(got[i], expected[i]) for i in wrong):
             own, perturbed = self.results(), self._perturbed()
@@ -290,7 +298,9 @@ def _copies(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> di
 
 
 def _is_among(got: Any, answers: Sequence[Any]) -> bool:
-    """Returns whether each number is one of the answers' if it is an integer, else within twice their range."""
+    """Returns whether each number is one of the answers' if it is an integer,
+    else within twice their range.
+    """
     got, each = _numbers(got), np.stack([_numbers(answer) for answer in answers])
     if got.dtype.kind != 'f':
         return bool(np.all(np.any(each == got, axis=0)))

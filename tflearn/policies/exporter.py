@@ -1,4 +1,5 @@
-"""Exports TF-Agents policies, and Keras models, as SavedModels, for programs that have neither tflearn nor TF-Agents.
+"""Exports TF-Agents policies, and Keras models, as SavedModels,
+for programs that have neither tflearn nor TF-Agents.
 
     policy = tf.saved_model.load('.../policies/greedy_policy/9000')
     state = policy.get_initial_state(batch_size)
@@ -123,7 +124,8 @@ class PolicyExporter:
         return self._check.has_compared
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
-        """Takes a snapshot of the policy; arguments as for `export`. Must not run during a train step.
+        """Takes a snapshot of the policy; arguments as for `export`.
+        Must not run during a train step.
 
         Args:
           update: whether only the weights are exported, see `updates`; nothing but a warning is
@@ -142,7 +144,8 @@ class PolicyExporter:
         return lambda: write(int(train_step), weights, live, facts)
 
     def drop_newer_than(self, train_step: int) -> list[int]:
-        """Moves versions and updates newer than `train_step` aside, once an older checkpoint was restored.
+        """Moves versions and updates newer than `train_step` aside,
+        once an older checkpoint was restored.
 
         Call it before the first export. Versions that an evaluation has marked as kept stay.
         Returns the others' steps.

@@ -1,4 +1,6 @@
-"""Policies that are no export of a run: a SavedModel at any path, and a Python function of observations."""
+"""Policies that are no export of a run: a SavedModel at any path,
+and a Python function of observations.
+"""
 
 import contextlib
 import importlib
@@ -44,7 +46,9 @@ class SavedPolicy:
         return None if step < 0 else step
 
     def check(self, specs: EnvironmentSpecs) -> None:
-        """Raises ValueError if observations or actions have another structure, shape or dtype than in `specs`."""
+        """Raises ValueError if observations or actions have another structure,
+        shape or dtype than in `specs`.
+        """
         for name in ('observation', 'action'):
             got, need = (
                 {path: (leaf.dtype.name, leaf.shape.as_list()) for path, leaf in signatures.flat(nest, name)}
@@ -94,7 +98,8 @@ class FunctionPolicy:
 
 
 def load(path: pathlib.Path, train_step: int | None = None) -> loader.LoadedPolicy | SavedPolicy:
-    """Loads a policy that tflearn has exported, or that TF-Agents' PolicySaver has saved; see `versions.find`.
+    """Loads a policy that tflearn has exported, or that TF-Agents' PolicySaver has saved;
+    see `versions.find`.
 
     Raises:
       FileNotFoundError: if there is none.
@@ -134,7 +139,9 @@ def find_function(name: str) -> ActFunction:
 
 
 def check_function(function: Any) -> ActFunction:
-    """Returns `function`; raises TypeError if it is a class, or something else that is no function."""
+    """Returns `function`; raises TypeError if it is a class,
+    or something else that is no function.
+    """
     if isinstance(function, type) or not callable(function):
         raise UserTypeError(f'got the policy {function!r}; need a function from observations to actions')
     return function
@@ -146,6 +153,8 @@ def function_name(function: ActFunction) -> str:
 
 
 def _of_dtype(spec: Any, leaf: Any) -> np.ndarray:
-    """Returns an array of the spec's dtype if that keeps the kind of number; else the array as it is."""
+    """Returns an array of the spec's dtype if that keeps the kind of number;
+    else the array as it is.
+    """
     array, dtype = np.asarray(leaf), np.dtype(spec.dtype.as_numpy_dtype)
     return array.astype(dtype) if np.can_cast(array.dtype, dtype, 'same_kind') else array

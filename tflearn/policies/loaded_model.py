@@ -114,7 +114,9 @@ class ModelFunction:
         return placeholders[: len(placeholders) - len(self.weights)]
 
     def outputs(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Computes the outputs, in the order of `definition.outputs`, from tensors in the order of `inputs`."""
+        """Computes the outputs, in the order of `definition.outputs`,
+        from tensors in the order of `inputs`.
+        """
         # The operation behind a function call. The call itself first binds and checks its arguments
         # in Python, which takes several times as long as a small network.
         computed: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
@@ -150,7 +152,9 @@ class LoadedModel:
         return self._graph.functions.keys()
 
     def with_weights(self, path: pathlib.Path) -> 'LoadedModel':
-        """Returns the model with the weights at `path`: of a version, or of an update of the same graph."""
+        """Returns the model with the weights at `path`:
+        of a version, or of an update of the same graph.
+        """
         with _loading:
             return self._graph.version(path)
 
@@ -170,7 +174,9 @@ class LoadedModel:
 
 
 class _Graph:
-    """A SavedModel loaded by TensorFlow: its functions, and variables to read the weights of a version into."""
+    """A SavedModel loaded by TensorFlow: its functions,
+    and variables to read the weights of a version into.
+    """
 
     def __init__(self, path: pathlib.Path, signature_defs: Mapping[str, Any]):
         self._model = tf.saved_model.load(str(path))
@@ -257,7 +263,9 @@ def _load(path: pathlib.Path) -> LoadedModel:
 
 
 def _copy(variable: Any) -> Any:
-    """Returns a new variable with the same value. Memory is copied only when one of the two changes."""
+    """Returns a new variable with the same value.
+    Memory is copied only when one of the two changes.
+    """
     with tf.device(variable.device):
         return tf.Variable(variable.read_value(), trainable=False, shape=variable.shape, dtype=variable.dtype)
 

@@ -53,7 +53,8 @@ class LoadedPolicy:
         return loaded_model.is_stochastic(self._action.definition)
 
     def check(self, specs: EnvironmentSpecs) -> None:
-        """Checks that the policy fits an environment. An unknown dimension of the policy's specs fits any size.
+        """Checks that the policy fits an environment.
+        An unknown dimension of the policy's specs fits any size.
 
         Raises:
           ValueError: if observations or actions differ in structure, shape or dtype.
@@ -89,7 +90,9 @@ class LoadedPolicy:
             )
 
     def initial_state(self, batch_size: int) -> Any:
-        """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""
+        """Returns the policy state with which `batch_size` episodes start;
+        () for a policy without one.
+        """
         return self._initial_state([tf.constant(batch_size, tf.int32)])
 
     def action(self, time_step: Any, policy_state: Any = ()) -> tuple[Any, Any]:
@@ -109,7 +112,8 @@ class LoadedPolicy:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
 
     def distribution(self, time_step: Any, policy_state: Any = ()) -> tuple[Any, Any] | None:
-        """Returns the parameters of the distributions of one step's actions; arguments as for `action`.
+        """Returns the parameters of the distributions of one step's actions;
+        arguments as for `action`.
 
         Returns:
           The parameters by their names (numpy, [B, ...]), in the nest of the action, and the next

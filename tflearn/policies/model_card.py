@@ -1,4 +1,6 @@
-"""The model card of an exported version: a README.md whose head is data, as the Hugging Face Hub reads it."""
+"""The model card of an exported version: a README.md whose head is data,
+as the Hugging Face Hub reads it.
+"""
 
 import json
 import pathlib
@@ -52,7 +54,9 @@ def _text_of(version: pathlib.Path) -> str:
 
 
 def _configuration(version: pathlib.Path) -> str:
-    """Returns the run's configuration, which names its data and settings; '' if there is none in a file, or no run."""
+    """Returns the run's configuration, which names its data and settings;
+    '' if there is none in a file, or no run.
+    """
     try:
         run_dir = RunDir(version.parents[2])
         return run_dir.config.read_text(encoding='utf-8') if version.parents[1].name == run_dir.policies.name else ''
@@ -94,7 +98,8 @@ def text(metadata: dict[str, Any], config: str) -> str:
         'Load it': _LOAD,
     }
     body = ''.join(f'## {title}\n\n{content}\n\n' if title else f'{content}\n\n' for title, content in sections.items())
-    lines = '\n'.join(f'{key}: {json.dumps(value)}' for key, value in head.items())  # JSON is YAML, too
+    # JSON is YAML, too.
+    lines = '\n'.join(f'{key}: {json.dumps(value)}' for key, value in head.items())
     return f'---\n{lines}\n---\n\n# {name}\n\n{body}'.rstrip() + '\n'
 
 

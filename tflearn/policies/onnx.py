@@ -57,7 +57,9 @@ def convert(function: Callable[..., Mapping[str, tf.Tensor]], specs: Mapping[str
 
 
 def run(model: bytes, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the outputs of a converted model, by the function's own names, for inputs [N, ...] by name."""
+    """Returns the outputs of a converted model, by the function's own names,
+    for inputs [N, ...] by name.
+    """
     session = _session(model)
     outputs = [each.name for each in session.get_outputs()]
     values = session.run(outputs, {each.name: given[each.name] for each in session.get_inputs()})
@@ -69,7 +71,8 @@ def _session(model: bytes) -> Any:
 
 
 def _broadcast_args(graph: Any, node: Any, name: str, args: Any) -> None:
-    """Makes TensorFlow's BroadcastArgs, the shape of two tensors together, which tf2onnx does not know.
+    """Makes TensorFlow's BroadcastArgs, the shape of two tensors together,
+    which tf2onnx does not know.
 
     TensorFlow Probability has it where a distribution without parameters of its own is drawn from.
     """

@@ -1,4 +1,6 @@
-"""An exported policy as a function: `policy(observation)` -> action. For programs that act without TF-Agents' types."""
+"""An exported policy as a function: `policy(observation)` -> action.
+For programs that act without TF-Agents' types.
+"""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +17,8 @@ from tflearn.policies.loader import LoadedPolicy
 
 
 class PolicyFunction:
-    """Acts on observations: plain arrays, or dicts, lists and tuples of arrays as the policy's environment has them.
+    """Acts on observations: plain arrays, or dicts,
+    lists and tuples of arrays as the policy's environment has them.
 
     A policy with memory (a recurrent network) remembers what it has seen since it was loaded or
     since `reset`; for such a policy call `reset` before each episode, and do not share it between
@@ -40,7 +43,9 @@ class PolicyFunction:
         return self.loaded.train_step
 
     def reset(self) -> None:
-        """Forgets what a policy with memory has seen: the next call begins new episodes, in a batch of any size."""
+        """Forgets what a policy with memory has seen:
+        the next call begins new episodes, in a batch of any size.
+        """
         self._batch_size: int | None = None
         self._state: Any = ()
 
@@ -136,7 +141,9 @@ def _array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 
 def _is_single(spec: Any, arrays: Any) -> bool:
-    """Returns whether the arrays are one observation; false if they are a batch. Raises ValueError if neither."""
+    """Returns whether the arrays are one observation; false if they are a batch.
+    Raises ValueError if neither.
+    """
     leaves = list(zip(tf.nest.flatten(spec), tf.nest.flatten(arrays), strict=True))
     if all(leaf.shape[1:].is_compatible_with(array.shape) for leaf, array in leaves):
         return True

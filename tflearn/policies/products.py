@@ -1,4 +1,5 @@
-"""Models of exported policies for products: one batch size, tensors with chosen names, parameters of distributions.
+"""Models of exported policies for products: one batch size, tensors with chosen names,
+parameters of distributions.
 
     <output>/saved_model.pb variables/     one signature; the graph's inputs are named `<signature>_<input>`
             /output_spec.json              the outputs as LLVM's model runners read them, the action first
@@ -83,7 +84,8 @@ class ProductOptions:
             )
 
     def save(self, version: pathlib.Path, output: pathlib.Path, raw: pathlib.Path | None = None) -> None:
-        """Makes the model of an exported version, compares it with the version, and renames it to `output`.
+        """Makes the model of an exported version, compares it with the version,
+        and renames it to `output`.
 
         Args:
           version: a complete version.
@@ -192,7 +194,9 @@ class _Product:
         check_results(where, version, dict(zip(self._action_specs, got, strict=True)), expected, self.exact)
 
     def _parameters_function(self, raw: pathlib.Path | None) -> Any:
-        """Returns the model with the distribution from which actions are made; None if actions are the version's."""
+        """Returns the model with the distribution from which actions are made;
+        None if actions are the version's.
+        """
         needed = self._options.parameters
         if self.exact and not needed:
             return None
@@ -286,7 +290,9 @@ def _flat_inputs(specs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_known(parameters: Mapping[str, Any], can_be_squashed: bool) -> bool:
-    """Returns whether actions are made of these parameters here; others, such as TD3's, are made by the policy."""
+    """Returns whether actions are made of these parameters here;
+    others, such as TD3's, are made by the policy.
+    """
     if parameters.keys() == SQUASHED:
         return can_be_squashed and parameters['distribution'].keys() == NORMAL
     return parameters.keys() in ({'logits'}, NORMAL)
@@ -316,7 +322,9 @@ def _sample_normal(parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 
 def _output_spec(path: pathlib.Path, signature: str, names: list[str]) -> list[dict[str, Any]]:
-    """Returns the content of output_spec.json: the logging name, and the tensor in the graph of the SavedModel."""
+    """Returns the content of output_spec.json:
+    the logging name, and the tensor in the graph of the SavedModel.
+    """
     saved = saved_model_pb2.SavedModel.FromString((path / tf.saved_model.SAVED_MODEL_FILENAME_PB).read_bytes())
     outputs = saved.meta_graphs[0].signature_def[signature].outputs
     specs = []

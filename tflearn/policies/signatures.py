@@ -1,4 +1,5 @@
-"""The functions of an exported policy: for Python with plain nests, for TensorFlow Serving with named tensors.
+"""The functions of an exported policy: for Python with plain nests,
+for TensorFlow Serving with named tensors.
 
 Plain nests are made of dicts, lists and tuples, and their leaves have flat names. A policy takes
 and returns only these, so a program that loads it needs no class of tflearn or TF-Agents.
@@ -36,7 +37,9 @@ def to_plain(nest: Any) -> Any:
 
 
 def from_plain(plain: Any, like: Any) -> Any:
-    """Returns the leaves of the plain nest `plain` in the structure of `like`: the inverse of `to_plain`."""
+    """Returns the leaves of the plain nest `plain` in the structure of `like`:
+    the inverse of `to_plain`.
+    """
     if hasattr(like, '_fields'):
         return like._make(from_plain(plain[name], getattr(like, name)) for name in like._fields)
     if isinstance(like, Mapping):
@@ -48,7 +51,9 @@ def from_plain(plain: Any, like: Any) -> Any:
 
 
 def batched(spec: Any, name: str) -> Any:
-    """Returns `spec` as a plain nest of `tf.TensorSpec` with a leading unknown batch size, each named by its path."""
+    """Returns `spec` as a plain nest of `tf.TensorSpec` with a leading unknown batch size,
+    each named by its path.
+    """
     plain = to_plain(spec)
     specs = [tf.TensorSpec([None, *leaf.shape], leaf.dtype, path) for path, leaf in flat(plain, name)]
     return tf.nest.pack_sequence_as(plain, specs)
@@ -86,7 +91,9 @@ def flat_dict(plain: Any) -> dict[str, Any]:
 
 
 def describe(spec: Any) -> Any:
-    """Returns a spec as JSON: the plain nest, with shape, dtype and (if bounded) minimum and maximum at each leaf."""
+    """Returns a spec as JSON: the plain nest, with shape,
+    dtype and (if bounded) minimum and maximum at each leaf.
+    """
     return tf.nest.map_structure(_describe_leaf, to_plain(spec))
 
 
@@ -119,7 +126,9 @@ def _bound(bound: np.ndarray) -> Any:
 
 
 def completed(given: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns all inputs of a signature, in its order: those given [B, ...], else those of a step in an episode."""
+    """Returns all inputs of a signature, in its order:
+    those given [B, ...], else those of a step in an episode.
+    """
     rows, fill = len(next(iter(given.values()))), {'step_type': ts.StepType.MID, 'discount': 1}
     missing = {name: spec for name, spec in specs.items() if name not in given}
     made = {
@@ -134,7 +143,8 @@ INITIAL_STATE = 'get_initial_state'
 
 
 def traced(policy: Any) -> tf.Module:
-    """Returns a module with the functions of a TF-Agents policy, which use the policy's own variables.
+    """Returns a module with the functions of a TF-Agents policy,
+    which use the policy's own variables.
 
     They are `action`, `get_initial_state`, and `distribution` and `q_values` if the policy has
     them. `action` takes the fields of a time step or, for TF-Agents, a TimeStep and the policy
@@ -162,7 +172,8 @@ def traced(policy: Any) -> tf.Module:
 
 
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
-    """Returns the functions of `traced` as functions of named tensors, by the names of their signatures.
+    """Returns the functions of `traced` as functions of named tensors,
+    by the names of their signatures.
 
     'serving_default' and 'q_values' take only observations (and the policy state, if there is one;
     and the reward, if the policy's memory takes it), the others the complete step.
@@ -248,7 +259,9 @@ def _check_categories(observation: Any, spec: Any) -> None:
 
 
 def _action_of_either(policy: Any, of_fields: Callable[..., Any]) -> Any:
-    """Returns a `tf.function` of the fields of a time step and the policy state, or of a TimeStep and the state."""
+    """Returns a `tf.function` of the fields of a time step and the policy state,
+    or of a TimeStep and the state.
+    """
 
     @tf.function(autograph=False)
     def action(
@@ -277,7 +290,9 @@ def _action(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
 
 
 def _distribution(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
-    """Returns the parameters of the action's distribution that depend on the row, and the policy state."""
+    """Returns the parameters of the action's distribution that depend on the row,
+    and the policy state.
+    """
     step = policy.distribution(time_step, state)
     parameters = tf.nest.map_structure(
         lambda leaf: distributions.parameters_to_dict(distributions.get_parameters(leaf), tensors_only=True),
@@ -297,14 +312,18 @@ def _valued(policy: Any) -> Any:
 
 
 def _q_values(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
-    """Returns the values of all actions, of an illegal one the lowest number, and the policy state."""
+    """Returns the values of all actions, of an illegal one the lowest number,
+    and the policy state.
+    """
     step = policy.distribution(time_step, state)
     (distribution,) = tf.nest.flatten(step.action)
     return {'q_values': distribution.logits, 'policy_state': step.state}
 
 
 def _rows(nest: Any) -> Any:
-    """Returns `nest` with only the tensors that have a leading batch dimension; None if there are none."""
+    """Returns `nest` with only the tensors that have a leading batch dimension;
+    None if there are none.
+    """
     if isinstance(nest, Mapping):
         kept = {name: rows for name, value in nest.items() if (rows := _rows(value)) is not None}
         return kept or None
@@ -324,7 +343,9 @@ def _distribution_function(policy: Any) -> Callable[..., Any] | None:
 
 
 def _flat_function(function: Callable[..., Any], specs: dict[str, Any]) -> Callable[..., Any]:
-    """Returns `function`, which takes nests of `specs` and returns a dict of nests, as a function of named tensors."""
+    """Returns `function`, which takes nests of `specs` and returns a dict of nests,
+    as a function of named tensors.
+    """
 
     @tf.function(input_signature=list(flat_dict(specs).values()), autograph=False)
     def flat_function(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:

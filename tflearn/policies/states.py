@@ -81,7 +81,9 @@ class States:
 
     @property
     def on_trial(self) -> int | None:
-        """The version that may still be taken back: the canary, or a stable one that was promoted last."""
+        """The version that may still be taken back:
+        the canary, or a stable one that was promoted last.
+        """
         if self.canary is not None:
             return self.canary
         changes = [entry.get('change') for entry in self.history]
@@ -89,7 +91,9 @@ class States:
         return self.stable if last == STABLE and self.earlier else None
 
     def arm(self, key: str) -> str:
-        """Returns which version answers the requests of a key: 'stable' or 'canary', always the same one."""
+        """Returns which version answers the requests of a key:
+        'stable' or 'canary', always the same one.
+        """
         if self.canary is None:
             return STABLE
         return CANARY if zlib.crc32(f'{self.canary}:{key}'.encode()) < self.share * 2**32 else STABLE
@@ -168,7 +172,8 @@ def promote(
 
 
 def rollback(directory: pathlib.Path, why: str, who: str = '', only: int | None = None) -> States:
-    """Takes the canary back; without one, makes the version stable again that was so before. Returns the states.
+    """Takes the canary back; without one, makes the version stable again that was so before.
+    Returns the states.
 
     Args:
       directory: the policy's directory, of the versions.

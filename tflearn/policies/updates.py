@@ -1,4 +1,5 @@
-"""Updates of an exported policy: only its weights, small enough to be kept for many steps, beside one full model.
+"""Updates of an exported policy: only its weights, small enough to be kept for many steps,
+beside one full model.
 
     <directory>/updates/<train step>/       the weights and the metadata of a step
     <directory>/updates/model-<digest>/     the graph that they belong to, once
@@ -52,7 +53,8 @@ class ModelFiles:
         directory: pathlib.Path,
         others: Mapping[pathlib.Path, bytes],
     ) -> 'ModelFiles':
-        """Saves a module of `signatures.traced` once, within `directory`, and reads everything except the weights.
+        """Saves a module of `signatures.traced` once, within `directory`,
+        and reads everything except the weights.
 
         `others` are further files that do not depend on the weights.
         """
@@ -139,7 +141,9 @@ def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
 
 
 def prune(directory: pathlib.Path, keep_last: int) -> None:
-    """Removes all updates except the `keep_last` newest, and graphs to which no update belongs, moved aside or not."""
+    """Removes all updates except the `keep_last` newest, and graphs to which no update belongs,
+    moved aside or not.
+    """
     versions.prune(folder(directory), keep_last, needs=NEEDED)
     models = list(folder(directory).glob(f'{_MODEL}*'))
     if len(models) > 1:

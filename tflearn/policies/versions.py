@@ -1,4 +1,5 @@
-"""The versions of an exported policy, `<directory>/<train step>/`, which are written and removed atomically.
+"""The versions of an exported policy, `<directory>/<train step>/`,
+which are written and removed atomically.
 
 This is TensorFlow Serving's layout, for one writer and any number of readers on a file system with
 atomic renames. A version that is being written or removed has a name that starts with a dot. Two
@@ -21,8 +22,10 @@ from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
-MISSING = 'missing'  # a key of the metadata: the numbers that stand for missing ones, by the names of the inputs' parts
-VOCABULARIES = 'vocabularies'  # a key of the metadata: the values of each category, in the order of their numbers
+# A key of the metadata: the numbers that stand for missing ones, by the names of the inputs' parts.
+MISSING = 'missing'
+# A key of the metadata: the values of each category, in the order of their numbers.
+VOCABULARIES = 'vocabularies'
 LATEST = 'latest'
 BEST = 'best'
 
@@ -42,7 +45,9 @@ def is_complete(version: pathlib.Path) -> bool:
 
 
 def versions(directory: pathlib.Path, needs: Sequence[str] = _NEEDED) -> list[int]:
-    """Returns the train steps of the complete versions, those with all that they need, in ascending order."""
+    """Returns the train steps of the complete versions, those with all that they need,
+    in ascending order.
+    """
     return Numbered(directory, needs=needs).numbers()
 
 
@@ -80,7 +85,9 @@ def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
 
 
 def _chosen(directory: pathlib.Path, of_run: bool) -> pathlib.Path:
-    """Returns the version of a directory of which none is named: a run's best, or else the newest."""
+    """Returns the version of a directory of which none is named:
+    a run's best, or else the newest.
+    """
     step = best_version(directory) if of_run else None
     if step is None and not (directory / _MODEL).exists():
         step = newest_version(directory)
@@ -93,7 +100,8 @@ def record(written: pathlib.Path) -> None:
 
 
 def publish(written: pathlib.Path, version: pathlib.Path, recorded: bool = False) -> None:
-    """Renames a written version, with digests and card, to its path, durably: it survives a power failure.
+    """Renames a written version, with digests and card, to its path, durably:
+    it survives a power failure.
 
     Args:
       recorded: whether it has its digests already.
@@ -113,7 +121,9 @@ def point_latest(directory: pathlib.Path) -> None:
 
 
 def point_best(version: pathlib.Path) -> bool:
-    """Makes the link `best` point to a version, which `prune` then keeps. Returns False if there is none any more."""
+    """Makes the link `best` point to a version, which `prune` then keeps.
+    Returns False if there is none any more.
+    """
     before = _link_target(version.parent, BEST)
     if not is_complete(version):
         return False
@@ -128,7 +138,9 @@ def point_best(version: pathlib.Path) -> bool:
 
 
 def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
-    """Adds JSON values to the metadata and the card of a version. Returns False if it does not exist any more."""
+    """Adds JSON values to the metadata and the card of a version.
+    Returns False if it does not exist any more.
+    """
     written = temporary.temporary(version / METADATA)
     try:
         written.write_text(
@@ -143,7 +155,9 @@ def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
 
 
 def best_version(directory: pathlib.Path) -> int | None:
-    """Returns the train step of the best version; None if none was set, or it does not exist any more."""
+    """Returns the train step of the best version;
+    None if none was set, or it does not exist any more.
+    """
     step = _link_target(directory, BEST)
     return step if step is not None and is_complete(directory / str(step)) else None
 
@@ -163,7 +177,8 @@ def _link_target(directory: pathlib.Path, name: str) -> int | None:
 
 
 def keep(version: pathlib.Path, marker: str = KEPT) -> bool:
-    """Exempts a version from `prune`, which may run in another process. Returns False if it does not exist any more.
+    """Exempts a version from `prune`, which may run in another process.
+    Returns False if it does not exist any more.
 
     `marker` is the file that marks it: `KEPT` permanently, `IN_USE` for a while.
     """
@@ -189,7 +204,9 @@ def _is_marked(path: pathlib.Path) -> bool:
 
 
 def prune(directory: pathlib.Path, keep_last: int, spare: int | None = None, needs: Sequence[str] = _NEEDED) -> None:
-    """Removes all versions except the `keep_last` newest, that of step `spare`, and those that are kept."""
+    """Removes all versions except the `keep_last` newest, that of step `spare`,
+    and those that are kept.
+    """
     for step in versions(directory, needs)[:-keep_last]:
         if step != spare and not is_kept(directory / str(step)):
             remove(directory / str(step))
@@ -201,7 +218,8 @@ def remove(version: pathlib.Path) -> None:
 
 
 def drop_newer_than(directory: pathlib.Path, train_step: int, needs: Sequence[str] = _NEEDED) -> list[int]:
-    """Moves the versions newer than `train_step` aside, where no reader looks, unless they are `KEPT` or `PROMOTED`.
+    """Moves the versions newer than `train_step` aside, where no reader looks,
+    unless they are `KEPT` or `PROMOTED`.
 
     They were exported by training that is lost. They are never deleted, since the lost training may
     have been better.

@@ -1,1 +1,3 @@
-"""Transforms of observations and rewards: the same in collection, in training, and in the exported policy."""
+"""Transforms of observations and rewards: the same in collection, in training,
+and in the exported policy.
+"""

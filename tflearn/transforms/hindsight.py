@@ -1,4 +1,5 @@
-"""Hindsight: trains on goals that were achieved later, as if they had been wanted (hindsight experience replay, HER).
+"""Hindsight: trains on goals that were achieved later,
+as if they had been wanted (hindsight experience replay, HER).
 
 Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv 1707.01495), for environments whose
 observation has an achieved and a desired goal, as gymnasium's goal environments have. There, copies
@@ -24,7 +25,8 @@ OfGoals = Callable[[Any, Any], tf.Tensor]
 
 @checked
 def reached(threshold: NonNegativeFloat = 0.0) -> OfGoals:
-    """Returns a function of achieved and desired goals [..., n]: whether their distance is at most `threshold`.
+    """Returns a function of achieved and desired goals [..., n]:
+    whether their distance is at most `threshold`.
 
     Args:
       threshold: the largest Euclidean distance; 0 for goals that have to be equal.
@@ -38,7 +40,8 @@ def reached(threshold: NonNegativeFloat = 0.0) -> OfGoals:
 
 
 def sparse_reward(threshold: float = 0.0) -> OfGoals:
-    """Returns a function of achieved and desired goals [..., n]: 0 where the goal is reached, else -1, float32 [...].
+    """Returns a function of achieved and desired goals [..., n]:
+    0 where the goal is reached, else -1, float32 [...].
 
     Args:
       threshold: see `reached`.
@@ -48,7 +51,8 @@ def sparse_reward(threshold: float = 0.0) -> OfGoals:
 
 
 class Hindsight(Transform):
-    """Replaces desired goals of sequences by goals that their episode achieved, and computes the rewards of these.
+    """Replaces desired goals of sequences by goals that their episode achieved,
+    and computes the rewards of these.
 
     All steps of a sequence get the same goal. Steps that keep their goal, and what policies act on,
     do not change.

@@ -107,7 +107,8 @@ class Crop(_ImageTransform):
 
 
 class Grayscale(_ImageTransform):
-    """Makes images of one channel from images of red, green and blue: 0.299 red + 0.587 green + 0.114 blue.
+    """Makes images of one channel from images of red, green and blue:
+    0.299 red + 0.587 green + 0.114 blue.
 
     The weights are the luma of ITU-R BT.601. Bytes are rounded to bytes.
     """

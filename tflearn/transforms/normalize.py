@@ -1,4 +1,5 @@
-"""Normalization of observations and rewards by their mean and variance, which the learner estimates.
+"""Normalization of observations and rewards by their mean and variance,
+which the learner estimates.
 
 The statistics are updated after each train step with the steps that it trained on; they are in
 checkpoints, travel to collectors with the weights, and are a part of exported policies.
@@ -72,7 +73,8 @@ class Observations(ObservationTransform):
 
 
 class Rewards(RewardTransform):
-    """Divides rewards by their root mean square, or by more where the largest so far would exceed the bound.
+    """Divides rewards by their root mean square,
+    or by more where the largest so far would exceed the bound.
 
     So their sign stays, and the order of returns. Only a reward that is larger than all before it
     is cut, once.

@@ -1,4 +1,6 @@
-"""Transforms of rewards: clip, scale, shift, weighted sum; rewards computed from observations; weights from a file."""
+"""Transforms of rewards: clip, scale, shift, weighted sum; rewards computed from observations;
+weights from a file.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -71,7 +73,8 @@ class Shift(RewardTransform):
 
 
 class Function(Transform):
-    """Replaces rewards by a function of observation, action and next observation, as the environment made these.
+    """Replaces rewards by a function of observation, action and next observation,
+    as the environment made these.
 
     A policy that reads rewards gets 0 while it acts.
     """
@@ -119,7 +122,8 @@ class Function(Transform):
 
 
 class Weighted(RewardTransform):
-    """Adds up several rewards, each times its weight; the weights can be changed while a run goes on.
+    """Adds up several rewards, each times its weight;
+    the weights can be changed while a run goes on.
 
     Attributes:
       weights: float32 variable [n], in checkpoints. The train job assigns it what is in the run's
@@ -158,7 +162,8 @@ class Weighted(RewardTransform):
 
 
 def weights_reader(agent: Agent, run_dir: RunDir) -> Callable[[int], None]:
-    """Returns a trigger's action: assigns an agent's reward weights what a file says, {"weights": [...]}, if it is new.
+    """Returns a trigger's action: assigns an agent's reward weights what a file says,
+    {"weights": [...]}, if it is new.
 
     A file that cannot be used is logged, and changes nothing. What was assigned stays in
     checkpoints.

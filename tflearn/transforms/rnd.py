@@ -1,4 +1,5 @@
-"""RND: adds a reward for observations that a network has not learned to predict yet, since they are new.
+"""RND: adds a reward for observations that a network has not learned to predict yet,
+since they are new.
 
 Burda et al. 2018, "Exploration by Random Network Distillation" (arXiv 1810.12894). A predictor is
 trained to output what a fixed network of random weights outputs; its error is large for
@@ -98,14 +99,18 @@ class Rnd(ObservationTransform):
         return time_step, state
 
     def transform_experience(self, experience: Any) -> Any:
-        """See `Transform`. Nothing is added to the last row's reward: its next observation is not there."""
+        """See `Transform`. Nothing is added to the last row's reward:
+        its next observation is not there.
+        """
         deviation = tf.sqrt(self.statistics.returns.variances[0] + _EPSILON)
         added = self._coefficient * self.errors(experience.observation)[:, 1:] / deviation
         added = or_zero(tf.stop_gradient(added), experience.next_step_type[:, :-1] != 0)
         return experience._replace(reward=experience.reward + tf.pad(added, [[0, 0], [0, 1]]))
 
     def errors(self, observation: Any) -> tf.Tensor:
-        """Returns the intrinsic rewards of observations, float32 [...], before their normalization."""
+        """Returns the intrinsic rewards of observations, float32 [...],
+        before their normalization.
+        """
         return self._errors(self._normalized(self._vector(observation)))
 
     def update(self, experience: Any, counts: tf.Tensor) -> None:
@@ -124,7 +129,8 @@ class Rnd(ObservationTransform):
                 losses = self._errors(inputs)[:, 1:] * counts[:, :-1]
                 loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
             gradients = tape.gradient(loss, variables)
-            self.statistics.optimizer.apply_gradients(zip(gradients, variables, strict=True))  # sums over the replicas
+            # Sums over the replicas.
+            self.statistics.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self.statistics.observations.update([vectors], counts)
         self.statistics.returns.update([tf.pad(sums, [[0, 0], [0, 1]])], counts)
 

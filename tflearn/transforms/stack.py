@@ -15,7 +15,8 @@ from tflearn.transforms.transform import ObservationTransform
 
 
 class FrameStack(ObservationTransform):
-    """Joins the newest `num_frames` observations on the last axis, oldest first, as in Mnih et al. 2015.
+    """Joins the newest `num_frames` observations on the last axis, oldest first, as in Mnih et al.
+    2015.
 
     Before an episode's first observation there are copies of it. A policy keeps the frames in its
     state. The replay holds each frame once; in training they come from the rows before a sequence,

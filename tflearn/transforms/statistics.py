@@ -1,4 +1,5 @@
-"""Mean and variance of values: of all so far, of the newest batches, or with exponentially falling weights.
+"""Mean and variance of values: of all so far, of the newest batches,
+or with exponentially falling weights.
 
 A learner updates them with its batches, in replica context; all replicas get the same numbers,
 those of the global batch. Chan et al. 1979, "Updating formulae and a pairwise algorithm for
@@ -39,7 +40,9 @@ class _RunningMoments(_Moments):
         self._count = moments.variable(tf.zeros(()), 'count')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
-        """Adds the values of the global batch, in replica context; see `moments.of_batch`, also of the result."""
+        """Adds the values of the global batch, in replica context;
+        see `moments.of_batch`, also of the result.
+        """
         number, means, squares, counted = moments.of_batch(values, counts)
         total = self._count + number
         share = tf.math.divide_no_nan(number, total)
@@ -55,7 +58,9 @@ class _EmaMoments(_Moments):
         self._started = moments.variable(tf.zeros(()), 'started')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
-        """Adds the values of the global batch, in replica context; see `moments.of_batch`, also of the result."""
+        """Adds the values of the global batch, in replica context;
+        see `moments.of_batch`, also of the result.
+        """
         number, means, squares, counted = moments.of_batch(values, counts)
         rate = tf.where(self._started > 0, self._rate, 1.0)
         share = tf.where(number > 0, rate, 0.0)
@@ -74,7 +79,9 @@ class _WindowMoments(_Moments):
         self._next = moments.variable(tf.constant(0, tf.int64), 'next')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
-        """Adds the values of the global batch, in replica context; see `moments.of_batch`, also of the result."""
+        """Adds the values of the global batch, in replica context;
+        see `moments.of_batch`, also of the result.
+        """
         number, means, squares, counted = moments.of_batch(values, counts)
         size = self._counts.shape[0]
         is_slot = (tf.range(size, dtype=tf.int64) == self._next % size) & (number > 0)
@@ -110,7 +117,8 @@ class Running:
 
 @checked_dataclass(frozen=True)
 class Ema:
-    """Mean and variance with weights that fall exponentially: a batch counts `rate`, all before it 1 - `rate`.
+    """Mean and variance with weights that fall exponentially:
+    a batch counts `rate`, all before it 1 - `rate`.
 
     Attributes:
       rate: the newest batch's weight, in (0, 1].

@@ -1,4 +1,5 @@
-"""Transform: a change of observations or rewards between the environment and the agent. The base classes.
+"""Transform: a change of observations or rewards between the environment and the agent.
+The base classes.
 
 A transform acts twice: on the time steps that a policy acts on, and on the trajectories that the
 agent trains on, which the replay holds as the environment made them. `transformed.make_agent`
@@ -50,7 +51,8 @@ class Transform:
     policy_variables: Sequence[tf.Variable] = ()
 
     def transform_specs(self, specs: EnvironmentSpecs) -> EnvironmentSpecs:
-        """Prepares the transform for an environment's specs, in the strategy's scope. Returns the transformed specs.
+        """Prepares the transform for an environment's specs, in the strategy's scope.
+        Returns the transformed specs.
 
         Raises:
           ValueError: if the transform does not fit the specs.
@@ -83,7 +85,9 @@ class Transform:
 
 
 class ObservationTransform(Transform):
-    """Changes tensors of the observation, each by itself; subclasses say which ones fit, and what becomes of them."""
+    """Changes tensors of the observation, each by itself;
+    subclasses say which ones fit, and what becomes of them.
+    """
 
     need = 'a tensor'  # what fits, for messages
 
@@ -96,7 +100,8 @@ class ObservationTransform(Transform):
         if isinstance(paths, str):
             raise UserValueError(f'got paths={paths!r}; need a list of paths, such as [{paths!r}]')
         self.paths = None if paths is None else tuple(paths)
-        self.specs: dict[int, tf.TensorSpec] = {}  # of the tensors that it changes, before it does, by their index
+        # Of the tensors that it changes, before it does, by their index.
+        self.specs: dict[int, tf.TensorSpec] = {}
         self.changed_paths: tuple[str, ...] = ()
 
     def fits(self, spec: tf.TensorSpec) -> bool:
@@ -158,7 +163,9 @@ class ObservationTransform(Transform):
 
 
 class RewardTransform(Transform):
-    """Changes rewards; those that belong to no step, at an episode's first time step and between episodes, are 0."""
+    """Changes rewards; those that belong to no step,
+    at an episode's first time step and between episodes, are 0.
+    """
 
     def transform_reward_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
         """Returns the spec of changed rewards."""

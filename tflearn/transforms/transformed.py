@@ -107,7 +107,9 @@ class TransformedAgent(WrappedAgent):
         return self._agent.collect_data_spec._replace(observation=specs.observation, reward=specs.time_step.reward)
 
     def convert(self, experience: Any) -> tuple[Any, Any]:
-        """See `WrappedAgent`. A summary has the rewards of both sides, `data/reward` and `data/transformed_reward`."""
+        """See `WrappedAgent`. A summary has the rewards of both sides,
+        `data/reward` and `data/transformed_reward`.
+        """
         converted = self._pipeline().transform_experience(experience)
         with tf.name_scope('data/'):
             step = self.train_step_counter + 1  # agents count a step when it is done
@@ -156,7 +158,8 @@ class TransformedPolicy(WrappingPolicy, tf_policy.TFPolicy):
             name=policy.name,
         )
         self._wrap(policy, specs, pipeline)
-        self._transforms_variables = pipeline.variables  # an attribute, so that it is one of `variables()`
+        # An attribute, so that it is one of `variables()`.
+        self._transforms_variables = pipeline.variables
 
     def _get_initial_state(self, batch_size: types.Int) -> Any:
         state = self._wrapped_policy.get_initial_state(batch_size)
@@ -187,7 +190,9 @@ class TransformedPolicy(WrappingPolicy, tf_policy.TFPolicy):
 
 
 def transformed(policy: tf_policy.TFPolicy, specs: EnvironmentSpecs, pipeline: 'Pipeline') -> tf_policy.TFPolicy:
-    """Returns `policy` for the environment's observations; a greedy one remains a greedy policy of another one."""
+    """Returns `policy` for the environment's observations;
+    a greedy one remains a greedy policy of another one.
+    """
     if isinstance(policy, greedy_policy.GreedyPolicy):
         return greedy_policy.GreedyPolicy(transformed(policy.wrapped_policy, specs, pipeline))
     return TransformedPolicy(policy, specs, pipeline)
@@ -254,7 +259,9 @@ class Pipeline:
         return time_step, tuple(after) if self.state_spec else ()
 
     def transform_experience(self, experience: Any) -> tuple[Any, list[Any]]:
-        """Transforms a Trajectory [B, T, ...]. Returns it, and what each transform got, for `update`."""
+        """Transforms a Trajectory [B, T, ...]. Returns it, and what each transform got,
+        for `update`.
+        """
         before = []
         for transform in self._transforms:
             before.append(experience)
@@ -262,20 +269,26 @@ class Pipeline:
         return experience, before
 
     def update(self, before: Sequence[Any]) -> None:
-        """Updates the transforms' statistics, in replica context, by what `transform_experience` returned."""
+        """Updates the transforms' statistics, in replica context,
+        by what `transform_experience` returned.
+        """
         for transform, experience in zip(self._transforms, before, strict=True):
             if transform.statistics is not None:
                 transform.update(experience, self._counts(experience))
 
     def _counts(self, experience: Any) -> tf.Tensor:
-        """Returns float32 [B, T]: 1 for steps that the agent trained on, 0 in between episodes and in other rows."""
+        """Returns float32 [B, T]: 1 for steps that the agent trained on,
+        0 in between episodes and in other rows.
+        """
         counts = tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)
         end = experience.next_step_type.shape[1] - 1
         begin = end + 1 - self._sequence_length
         return tf.pad(counts[:, begin:end], [[0, 0], [begin, 1]])
 
     def check_unchanged(self, path: str) -> None:
-        """Raises ValueError if a transform changes the part of the observation at `path`, the mask of legal actions."""
+        """Raises ValueError if a transform changes the part of the observation at `path`,
+        the mask of legal actions.
+        """
         for transform in self._transforms:
             if isinstance(transform, ObservationTransform) and path in transform.changed_paths:
                 name = type(transform).__name__

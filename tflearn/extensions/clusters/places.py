@@ -1,4 +1,6 @@
-"""What the schedulers share: their options, from texts to a dataclass; their programs; how a run begins."""
+"""What the schedulers share: their options, from texts to a dataclass; their programs;
+how a run begins.
+"""
 
 import dataclasses
 import difflib
@@ -16,7 +18,8 @@ Options = TypeVar('Options')
 
 
 def read_options(kind: type[Options], texts: Sequence[str]) -> Options:
-    """Returns the dataclass `kind` with the fields that 'name=value' texts set, its own and those of its parts.
+    """Returns the dataclass `kind` with the fields that 'name=value' texts set,
+    its own and those of its parts.
 
     Defaults are strings or integers, or dataclasses of such (the parts).
 
@@ -106,7 +109,9 @@ def output(command: Sequence[str], text: str = '', timeout_secs: float = _ANSWER
 
 
 def save(topology: Topology, run_dir: RunDir) -> None:
-    """Writes the topology to the run directory, without what jobs of an earlier submission have left there."""
+    """Writes the topology to the run directory,
+    without what jobs of an earlier submission have left there.
+    """
     for path in (run_dir.failure, run_dir.address('coordinator')):
         path.unlink(missing_ok=True)
     topology.save(run_dir)

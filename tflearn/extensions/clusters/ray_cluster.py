@@ -97,12 +97,15 @@ def _bundle(resources: Resources) -> Mapping[str, float]:
     if resources.accelerators:
         bundle['GPU'] = resources.accelerators
     if resources.accelerator:
-        bundle[f'accelerator_type:{resources.accelerator}'] = 0.001  # which Ray counts so for each of its nodes
+        # Which Ray counts so for each of its nodes.
+        bundle[f'accelerator_type:{resources.accelerator}'] = 0.001
     return {**bundle, **resources.custom}
 
 
 def with_python(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> Topology:
-    """Returns the topology that the jobs' supervisors run: by that interpreter, workers of a learner by `worker`."""
+    """Returns the topology that the jobs' supervisors run:
+    by that interpreter, workers of a learner by `worker`.
+    """
     python = options.python or sys.executable
     group = (python, '-m', f'{package}.worker', str(run_dir.root), str(topology.connect_timeout_secs))
 
@@ -128,7 +131,8 @@ def render(topology: Topology, run_dir: RunDir, package: str, options: RayOption
 
 
 def submit(topology: Topology, run_dir: RunDir, package: str, options: RayOptions) -> str:
-    """Becomes the driver, which runs the jobs until the run has ended. SIGINT and SIGTERM stop them cleanly.
+    """Becomes the driver, which runs the jobs until the run has ended.
+    SIGINT and SIGTERM stop them cleanly.
 
     Returns:
       Why there is nothing to do.

@@ -1,4 +1,5 @@
-"""Runs the jobs of a run as Ray's actors until the run has ended. A program of its own: `ray_cluster` starts it.
+"""Runs the jobs of a run as Ray's actors until the run has ended.
+A program of its own: `ray_cluster` starts it.
 
 Usage: ray_driver.py < PLAN, the JSON file that `ray_cluster.plan` describes.
 
@@ -67,7 +68,8 @@ class JobActor:
             return self._code
 
     def supervise(self, node: str, host: str, moved: bool) -> int:
-        """Runs the supervisor, again when it was killed, until it has ended by itself or was stopped.
+        """Runs the supervisor, again when it was killed,
+        until it has ended by itself or was stopped.
 
         Args:
           node: the node's name, for the log.
@@ -106,7 +108,8 @@ class JobActor:
                 )
             reaper.write(f'+{self._process.pid}\n'.encode())
             with contextlib.suppress(BrokenPipeError), self._process.stdin as line:  # type: ignore[union-attr]
-                line.write(b'\n')  # it begins when the reaper knows it: the actor may be killed at any time
+                # It begins when the reaper knows it: the actor may be killed at any time.
+                line.write(b'\n')
             code = self._process.wait()
             with contextlib.suppress(BrokenPipeError):
                 reaper.write(f'-{self._process.pid}\n'.encode())
@@ -114,7 +117,9 @@ class JobActor:
 
     @contextlib.contextmanager
     def _reaper(self) -> Any:
-        """Starts the program that stops the supervisor when this process ends before it; gives its input."""
+        """Starts the program that stops the supervisor when this process ends before it;
+        gives its input.
+        """
         reaper = subprocess.Popen(
             [sys.executable, '-I', '-S', self._job['reaper'], str(self._job['stop_timeout_secs'])],
             stdin=subprocess.PIPE,
@@ -211,7 +216,9 @@ class _Run:
         return self._exit_code()
 
     def _reserve(self) -> Any:
-        """Waits until all jobs have their resources. Returns the placement group; None if a signal came first."""
+        """Waits until all jobs have their resources. Returns the placement group;
+        None if a signal came first.
+        """
         bundles = [dict(job['resources']) for job in self._plan['jobs']]
         group = self._ray.util.placement_group(bundles, strategy=self._plan['strategy'])
         ready, next_line_secs = group.ready(), time.monotonic()

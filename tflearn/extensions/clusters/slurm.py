@@ -108,7 +108,9 @@ def scripts(topology: Topology, run_dir: RunDir, package: str, options: SlurmOpt
 
 
 def with_steps(topology: Topology, run_dir: RunDir, package: str) -> Topology:
-    """Returns the topology that the jobs' supervisors run: workers of a learner are the tasks of a step of Slurm."""
+    """Returns the topology that the jobs' supervisors run:
+    workers of a learner are the tasks of a step of Slurm.
+    """
     worker = (sys.executable, '-m', f'{package}.worker', str(run_dir.root), str(topology.connect_timeout_secs))
 
     def its_command(job: Job) -> tuple[str, ...]:
@@ -143,7 +145,8 @@ def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, option
     array = len(jobs) > 1 or first.name == f'{kind}_0'
     lines += [f'--array=0-{len(jobs) - 1}'] if array else []
     log = run_dir.log('slurm_' + kind + ('_%a' if array else ''))
-    folder = str(log.parent).replace('%', '%%')  # alone it begins a pattern, such as the task's number
+    # Alone it begins a pattern, such as the task's number.
+    folder = str(log.parent).replace('%', '%%')
     lines += [f'--output={folder}/{log.name}']
     lines += [f'--nodes={first.workers}', f'--ntasks={first.workers}', '--ntasks-per-node=1']
     lines += _resource_options(first.resources)
@@ -166,7 +169,9 @@ def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, option
 
 
 def _directive(option: str) -> str:
-    """Returns the line of a batch script for an option of sbatch, which reads such lines like a shell."""
+    """Returns the line of a batch script for an option of sbatch,
+    which reads such lines like a shell.
+    """
     if not option.isprintable():
         raise UserValueError(
             f'got {option!a} for sbatch; need printable characters: a line break would end the comment; choose '

@@ -1,1 +1,3 @@
-"""Several runs of one problem: seeds, comparisons, searches for hyperparameters, reports, checks of metrics."""
+"""Several runs of one problem: seeds, comparisons, searches for hyperparameters, reports,
+checks of metrics.
+"""

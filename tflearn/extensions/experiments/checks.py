@@ -57,7 +57,9 @@ class Finding:
 
 
 def _course(series: Series, *tags: str) -> tuple[str, Points]:
-    """Returns the first of these metrics that has enough points. Raises LookupError if there is none."""
+    """Returns the first of these metrics that has enough points.
+    Raises LookupError if there is none.
+    """
     for tag in tags:
         if tag in series and len(series[tag].values) >= _LEAST_POINTS:
             return tag, series[tag]
@@ -77,7 +79,9 @@ def _of_variables(series: Series, end: str) -> dict[str, Points]:
 
 
 def _change(points: Points) -> tuple[float, float, float]:
-    """Returns the means of the first and the last quarter, and the standard deviation from one point to the next."""
+    """Returns the means of the first and the last quarter,
+    and the standard deviation from one point to the next.
+    """
     first, last = points.quarters
     noise = float(np.std(np.diff(points.values)) / np.sqrt(2.0))
     return float(first.mean()), float(last.mean()), noise
@@ -104,7 +108,8 @@ def entropy_collapsed(series: Series) -> tuple[bool, str]:
     """A discrete policy has lost nearly all of its entropy [nats] within the first half of the run."""
     tag, points = _course(series, 'train/extra/entropy')
     first, half = float(points.values[:2].mean()), float(points.values[: len(points.values) // 2 + 1][-2:].mean())
-    wrong = first > 0 and 0 <= half < max(0.05 * first, 0.01)  # below 0 it is a density's, which means nothing
+    # Below 0 it is a density's, which means nothing.
+    wrong = first > 0 and 0 <= half < max(0.05 * first, 0.01)
     return wrong, f'{tag} went from {first:.3g} to {half:.3g} in half of the run'
 
 
@@ -126,7 +131,9 @@ def critic_loss_grows(series: Series) -> tuple[bool, str]:
 
 
 def _last_above(tag: str, bound: float, what: str) -> tuple[str, Check]:
-    """Returns a check of whether a metric's mean over the last quarter is above a bound, and what it needs."""
+    """Returns a check of whether a metric's mean over the last quarter is above a bound,
+    and what it needs.
+    """
 
     def check(series: Series) -> tuple[bool, str]:
         last = float(_course(series, tag)[1].quarters[1].mean())
@@ -156,7 +163,9 @@ def gradients_clipped(series: Series) -> tuple[bool, str]:
 
 
 def dead_layers(series: Series) -> tuple[bool, str]:
-    """The gradients of some layers are zero, in all of the last quarter: their units are dead, or cut off."""
+    """The gradients of some layers are zero, in all of the last quarter:
+    their units are dead, or cut off.
+    """
     known = _of_variables(series, '/gradient_norm')
     dead = [name for name, points in known.items() if not points.quarters[1].any()]
     text = f'{len(dead)} of {len(known)} variables have no gradient' + (f', such as {dead[0]}' if dead else '')
@@ -164,7 +173,9 @@ def dead_layers(series: Series) -> tuple[bool, str]:
 
 
 def dead_units(series: Series) -> tuple[bool, str]:
-    """More than half of a layer's units have no gradient on a batch: after ReLU, no example of it makes them active."""
+    """More than half of a layer's units have no gradient on a batch:
+    after ReLU, no example of it makes them active.
+    """
     shares = {name: points.quarters[1].mean() for name, points in _of_variables(series, '/zero_gradient_share').items()}
     most = max(shares, key=lambda name: shares[name])
     text = f'{shares[most]:.2g} of the units of {most} have no gradient; of a healthy layer it is at most 0.5'
@@ -172,7 +183,9 @@ def dead_units(series: Series) -> tuple[bool, str]:
 
 
 def lost_data(series: Series) -> tuple[bool, str]:
-    """Episodes are interrupted, environments rebuilt or steps lost, more than one for a hundred episodes."""
+    """Episodes are interrupted, environments rebuilt or steps lost,
+    more than one for a hundred episodes.
+    """
     _, episodes = _course(series, 'collect/episodes')
     names = ('dropped_episodes', 'rebuilt_environments')
     counts = {name: float(series[f'collect/{name}'].values[-1]) for name in names if f'collect/{name}' in series}
@@ -182,7 +195,9 @@ def lost_data(series: Series) -> tuple[bool, str]:
 
 
 def unused_data(series: Series) -> tuple[bool, str]:
-    """More than one of a hundred steps is never trained on, since its episode is too short or too long for an item."""
+    """More than one of a hundred steps is never trained on,
+    since its episode is too short or too long for an item.
+    """
     try:
         share = float(_course(series, 'train/extra/ignored_share')[1].quarters[1].mean())
     except LookupError:

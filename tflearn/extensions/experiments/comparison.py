@@ -1,4 +1,6 @@
-"""Compares runs: groups of seeds, their scores with intervals, and their learning curves on one picture."""
+"""Compares runs: groups of seeds, their scores with intervals,
+and their learning curves on one picture.
+"""
 
 import csv
 import dataclasses
@@ -49,7 +51,9 @@ class Group:
 
     @property
     def areas(self) -> np.ndarray:
-        """The mean of all marks of each run [runs]: the area under its curve, divided by the axis' length."""
+        """The mean of all marks of each run [runs]:
+        the area under its curve, divided by the axis' length.
+        """
         return (self.curves[:, 1:] + self.curves[:, :-1]).mean(axis=1) / 2
 
     def __str__(self) -> str:
@@ -80,7 +84,9 @@ class Comparison:
     equal_within: float | None = None
 
     def verdicts(self) -> dict[str, Verdict | None]:
-        """Returns what is known of each group but the first, by its label; None for too few runs."""
+        """Returns what is known of each group but the first, by its label;
+        None for too few runs.
+        """
         found = {group.label: self._judged(group) for group in self.groups[1:]}
         adjusted = iter(verdicts.adjusted([each for each in found.values() if each]))
         return {label: next(adjusted) if each else None for label, each in found.items()}
@@ -126,7 +132,9 @@ class Comparison:
 
     @property
     def note(self) -> str:
-        """What stands below the table: how many verdicts are to be expected false; '' without any."""
+        """What stands below the table: how many verdicts are to be expected false;
+        '' without any.
+        """
         found = [each for each in self.verdicts().values() if each]
         return verdicts.false_verdicts(found) if found else ''
 
@@ -136,7 +144,9 @@ class Comparison:
         return '\n'.join(lines).rstrip()
 
     def csv(self) -> str:
-        """Returns the curves as a CSV file: group, run, the axis, the metric; a row for each mark of each run."""
+        """Returns the curves as a CSV file: group, run, the axis, the metric;
+        a row for each mark of each run.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator='\n')
         writer.writerow(['group', 'run', self.axis, self.metric])

@@ -82,7 +82,9 @@ def settings(run_dir: RunDir) -> dict[str, Any]:
 
 
 def runs_in(root: pathlib.Path, depth: int = _DEPTH) -> Iterator[pathlib.Path]:
-    """Yields the run directories in a folder and its sub-folders, by name; a run has no others in it."""
+    """Yields the run directories in a folder and its sub-folders, by name;
+    a run has no others in it.
+    """
     if is_run(root):
         yield root
     elif depth and root.is_dir():

@@ -1,4 +1,6 @@
-"""Several policies of one game, each of which is a run in a folder, that train beside each other."""
+"""Several policies of one game, each of which is a run in a folder,
+that train beside each other.
+"""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
-"""The report of runs: one HTML page that needs nothing else. It says which setting was best, how sure that is, what was
-slow, and how to repeat it.
+"""The report of runs: one HTML page that needs nothing else.
+It says which setting was best, how sure that is, what was slow, and how to repeat it.
 """
 
 import base64
@@ -42,7 +42,8 @@ def write(
     metric: str = 'return',
     lower_is_better: bool = False,
 ) -> str:
-    """Writes the page; returns the answers that it begins with as lines of text. For the arguments see `compare`.
+    """Writes the page; returns the answers that it begins with as lines of text.
+    For the arguments see `compare`.
 
     Raises:
       ValueError: if there is no run, or no evaluation with the metric.
@@ -58,7 +59,9 @@ def write(
 
 
 class _Page:
-    """The parts of the page, for its template. The first group of the comparison is the best one."""
+    """The parts of the page, for its template.
+    The first group of the comparison is the best one.
+    """
 
     endings_head = 'group', 'run', *overview.HEAD
 
@@ -94,7 +97,8 @@ class _Page:
         metric, axis = self.found.metric, self.found.axis
         pictures = {f'{metric} by {axis}': _picture(self.found.draw)}
         if axis != 'secs':
-            with contextlib.suppress(UserValueError):  # evaluations that do not know when their policy was exported
+            # Evaluations that do not know when their policy was exported.
+            with contextlib.suppress(UserValueError):
                 by_secs = comparison.of_groups(self._groups, 'secs', metric, self.found.lower_is_better)
                 pictures[f'{metric} by seconds'] = _picture(by_secs.draw)
         return pictures
@@ -140,7 +144,9 @@ class _Page:
         return found[(min if self.found.lower_is_better else max)(found)] if found else None
 
     def video(self) -> tuple[str, str | None]:
-        """Returns a caption and the newest video of the best run up to its best policy, or why there is none."""
+        """Returns a caption and the newest video of the best run up to its best policy,
+        or why there is none.
+        """
         group = self.found.groups[0]
         name = group.names[int((np.argmin if self.found.lower_is_better else np.argmax)(group.scores))]
         run = next(run for run in self._groups[group.label] if run.root.name == name)
@@ -231,7 +237,9 @@ def _times(run: RunDir, its_series: Series) -> Times:
 
 
 def _by_job(collectors: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns where each collector's time went; a sum would hide one that is slow for a reason of its own."""
+    """Returns where each collector's time went;
+    a sum would hide one that is slow for a reason of its own.
+    """
     texts = {job: shares(collectors[job]) for job in sorted(collectors)}
     return '; '.join(f'{job}: {text}' if len(texts) > 1 else text for job, text in texts.items())
 

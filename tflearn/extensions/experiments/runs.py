@@ -1,4 +1,6 @@
-"""Runs of gin files in a folder, several at the same time, each in a process of its own. Loads no TensorFlow."""
+"""Runs of gin files in a folder, several at the same time, each in a process of its own.
+Loads no TensorFlow.
+"""
 
 import contextlib
 import json
@@ -76,7 +78,8 @@ def check(gin_file: str, gin_bindings: Sequence[str]) -> Effective:
 
 
 class Runs:
-    """A context in which runs are started, watched and stopped. Enter it in the main thread: it handles signals.
+    """A context in which runs are started, watched and stopped.
+    Enter it in the main thread: it handles signals.
 
     SIGINT, SIGTERM and SIGHUP stop the runs cleanly, a second one kills them. If this process is
     killed, its runs are stopped too, and the folder stays locked until they have ended.
@@ -130,13 +133,16 @@ class Runs:
         self.say(name, f'started; its output is in {log}')
 
     def stop(self, name: str) -> None:
-        """Stops a run cleanly, if it is not stopped already; it is killed if that takes too long."""
+        """Stops a run cleanly, if it is not stopped already;
+        it is killed if that takes too long.
+        """
         if name not in self._kill_at:
             self.running[name].send_signal(signal.SIGINT)  # a second one would end it at once
             self._kill_at[name] = time.monotonic() + _STOP_SECS
 
     def ended(self, rest: str = '') -> Iterator[tuple[str, int]]:
-        """Waits a moment; yields the runs that have ended, with their exit codes: 0 at their end, 130 when stopped.
+        """Waits a moment; yields the runs that have ended, with their exit codes:
+        0 at their end, 130 when stopped.
 
         Args:
           rest: ends the line with the progress.
@@ -195,7 +201,9 @@ class Runs:
 
 @contextlib.contextmanager
 def _locked(root: pathlib.Path) -> Iterator[int]:
-    """Returns the descriptor of a file that one process at a time, and the reaper of its runs, holds locked."""
+    """Returns the descriptor of a file that one process at a time, and the reaper of its runs,
+    holds locked.
+    """
     with open(root / 'runs.lock', 'ab') as file:
         if not try_lock(file):
             raise UserValueError(

@@ -1,4 +1,5 @@
-"""Reads what a run has recorded, TensorBoard's event files of all its jobs; and warns of a run while it trains.
+"""Reads what a run has recorded, TensorBoard's event files of all its jobs;
+and warns of a run while it trains.
 
 Loads no TensorFlow.
 """
@@ -24,7 +25,8 @@ _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record of an event file
 
 
 def read(run_dir: RunDir) -> Series:
-    """Returns all scalar metrics of a run, by tag. Nothing is written; a line that is being written is left out.
+    """Returns all scalar metrics of a run, by tag. Nothing is written;
+    a line that is being written is left out.
 
     Raises:
       ValueError: if it is no run, or has no summaries.
@@ -48,7 +50,8 @@ def read(run_dir: RunDir) -> Series:
 def new_scalars(
     run_dir: RunDir, files: Iterable[pathlib.Path], offsets: dict[str, int]
 ) -> Iterator[tuple[str, int, float, float]]:
-    """Yields (tag, step, value, time [s]) of what was added to event files; what is in a writer's memory comes later.
+    """Yields (tag, step, value, time [s]) of what was added to event files;
+    what is in a writer's memory comes later.
 
     Args:
       run_dir: the run.
@@ -67,7 +70,9 @@ def new_scalars(
 
 
 def _events(path: pathlib.Path, offset: int) -> Iterator[tuple[event_pb2.Event, int]]:
-    """Yields the complete records of an event file from an offset on, each with the offset of its end."""
+    """Yields the complete records of an event file from an offset on,
+    each with the offset of its end.
+    """
     try:
         size = path.stat().st_size
         with path.open('rb') as file:
@@ -110,7 +115,8 @@ def _files(run_dir: RunDir) -> list[pathlib.Path]:
 
 
 _MOST_POINTS = 512  # of a metric; of a longer run every second one is kept
-_ONLY_AT_THE_END = {'returns-flat', 'data-wait'}  # a young run has not learned yet, or waits for its first data
+# A young run has not learned yet, or waits for its first data.
+_ONLY_AT_THE_END = {'returns-flat', 'data-wait'}
 
 
 class Watch:
@@ -148,7 +154,8 @@ class Watch:
             return
         try:
             for tag, step, value, _ in new_scalars(self._run_dir, _files(self._run_dir), self._offsets):
-                if not tag.startswith('train/') and not tag.endswith('/variable_norm'):  # those are given; unchecked
+                # Those are given; unchecked.
+                if not tag.startswith('train/') and not tag.endswith('/variable_norm'):
                     self._add(tag, step, value)
         except UserValueError as error:  # no reason to end the training
             logging.warning('no more warnings by metrics of gradients and collectors: %s', error)

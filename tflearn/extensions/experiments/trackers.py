@@ -1,4 +1,5 @@
-"""Follows a run from outside and gives what it records to a tracker, each point once. Loads no TensorFlow.
+"""Follows a run from outside and gives what it records to a tracker, each point once.
+Loads no TensorFlow.
 
 A tracker is called with events, which are dicts:
 
@@ -264,7 +265,8 @@ class JsonLines(Tracker):
 
 
 class HParams(Tracker):
-    """The settings and the end as events of TensorBoard's HParams plugin, beside the run's own summaries.
+    """The settings and the end as events of TensorBoard's HParams plugin,
+    beside the run's own summaries.
 
     The plugin finds the metrics in the event files that the jobs write, so they are not written
     again.
@@ -312,7 +314,9 @@ class Mlflow(Tracker):
     """A run of MLflow."""
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):
-        """`to` is the tracking URI; by default MLFLOW_TRACKING_URI. MLFLOW_EXPERIMENT_NAME names the experiment."""
+        """`to` is the tracking URI; by default MLFLOW_TRACKING_URI.
+        MLFLOW_EXPERIMENT_NAME names the experiment.
+        """
         mlflow = _imported('mlflow')
         self._entities = mlflow.entities
         try:
@@ -397,7 +401,9 @@ class Aim(Tracker):
     """A run of Aim."""
 
     def __init__(self, run_dir: RunDir, to: str, state: dict[str, Any]):
-        """`to` is the repository; by default .aim in the working directory. Files are not copied, their paths are."""
+        """`to` is the repository; by default .aim in the working directory.
+        Files are not copied, their paths are.
+        """
         self._run = _imported('aim').Run(run_hash=state.get('run'), repo=to or '.', experiment='tflearn')
         self._run.name = run_dir.root.name
         self.state = {'run': self._run.hash}
@@ -430,7 +436,8 @@ TRACKERS: Mapping[str, type] = {'jsonl': JsonLines, 'hparams': HParams, 'mlflow'
 
 
 def make(run_dir: RunDir, to: str) -> tuple[str, Callable[[dict[str, Any]], Tracker]]:
-    """Returns a name of the tracker that `to` describes, for its memory, and what makes it from its state.
+    """Returns a name of the tracker that `to` describes, for its memory,
+    and what makes it from its state.
 
     Raises:
       ValueError: if there is none.

@@ -24,7 +24,9 @@ def ranked(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
 
 
 def result(trial: 'optuna.trial.FrozenTrial') -> str:
-    """Returns what a trial is ranked by: 'score 475.2', or 'score 500, the target after 41,000 environment steps'."""
+    """Returns what a trial is ranked by: 'score 475.2', or 'score 500,
+    the target after 41,000 environment steps'.
+    """
     text = f'score {_score(trial):.4g}'
     if trial.user_attrs.get('reached_target'):
         text += f', the target after {count(trial.user_attrs["env_steps"])} environment steps'
@@ -54,7 +56,9 @@ def write(study: 'optuna.Study', root: pathlib.Path, metric: str) -> None:
 def write_gin_file(
     study: 'optuna.Study', trial: 'optuna.trial.FrozenTrial', root: pathlib.Path, path: pathlib.Path, metric: str
 ) -> None:
-    """Writes all settings of a trial's run, but for its seeds, as a gin file that runs by itself."""
+    """Writes all settings of a trial's run, but for its seeds,
+    as a gin file that runs by itself.
+    """
     config = RunDir(root / f'trial_{trial.number}').config.read_text(encoding='utf-8').splitlines()
     about = f'# Trial {trial.number} of {len(study.trials)}, with its own seed: {result(trial)} ({metric}).'
     without_seeds = [line for line in config if '.seed = ' not in line]
@@ -86,7 +90,9 @@ def _table(study: 'optuna.Study', metric: str) -> str:
 
 
 def _importances(study: 'optuna.Study') -> Mapping[str, float]:
-    """Returns how much of the score's variance each parameter explains, the greatest last; none from too few trials."""
+    """Returns how much of the score's variance each parameter explains, the greatest last;
+    none from too few trials.
+    """
     import optuna
 
     if len({_score(trial) for trial in ranked(study)}) < 2:

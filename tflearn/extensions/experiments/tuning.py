@@ -1,4 +1,5 @@
-"""Searches hyperparameters: Optuna chooses, each trial is a run, and its evaluations decide whether it is pruned.
+"""Searches hyperparameters: Optuna chooses, each trial is a run,
+and its evaluations decide whether it is pruned.
 
 The study is a journal in a file, so a search that was stopped or killed goes on: trials that were
 running continue under their numbers. Loads no TensorFlow.
@@ -40,12 +41,15 @@ class _Range(TypedDict):
 
 
 def folder() -> pathlib.Path:
-    """Returns the folder of the packaged spaces, each of which is named as the gin file of its algorithm."""
+    """Returns the folder of the packaged spaces,
+    each of which is named as the gin file of its algorithm.
+    """
     return files.folder() / 'spaces'
 
 
 def resolve_space(space: str | None, gin_file: str) -> pathlib.Path:
-    """Finds a space: by path, or by name among the packaged ones; by default that of the gin file's algorithm.
+    """Finds a space: by path, or by name among the packaged ones;
+    by default that of the gin file's algorithm.
 
     Raises:
       ValueError: if there is none.
@@ -137,7 +141,8 @@ _PRUNERS: Mapping[Pruner, Callable[[], Any]] = {
 }
 # Of the finals; trials have their numbers as seeds.
 _CHOOSING, _SCORING = 100_000, 200_000
-_BUDGETS = {'max_env_steps': 'env_steps', 'num_train_steps': 'train_step'}  # the first one that the run has
+# The first one that the run has.
+_BUDGETS = {'max_env_steps': 'env_steps', 'num_train_steps': 'train_step'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +175,8 @@ class Tuning:
     methods: tuple[Sampler, Pruner] = ('tpe', 'median')
 
     def run(self, out: TextIO) -> optuna.Study | None:
-        """Runs what is missing of the trials. Call it from the main thread: it handles signals, see `runs.Runs`.
+        """Runs what is missing of the trials. Call it from the main thread:
+        it handles signals, see `runs.Runs`.
 
         Args:
           out: gets the lines of `runs.Runs`, and what each trial chose and reached.
@@ -201,7 +207,9 @@ class Tuning:
             return study
 
     def _check(self, path: pathlib.Path, suggest: Suggest) -> tuple[str, float]:
-        """Checks the gin file with one choice of the space; returns the axis of a trial's budget, and the budget."""
+        """Checks the gin file with one choice of the space; returns the axis of a trial's budget,
+        and the budget.
+        """
         sampler = optuna.samplers.RandomSampler(seed=0)
         try:
             bindings = suggest(optuna.create_study(sampler=sampler).ask())
@@ -214,9 +222,12 @@ class Tuning:
         return 'train_step', np.inf
 
     def _study(self, root: pathlib.Path, path: pathlib.Path) -> optuna.Study:
-        """Opens the study in a folder, or begins it. Raises ValueError if it was begun with other settings."""
+        """Opens the study in a folder, or begins it.
+        Raises ValueError if it was begun with other settings.
+        """
         file = root / 'study.journal'
-        if file.exists() and not (text := file.read_bytes()).endswith(b'\n'):  # its writer was killed
+        # Its writer was killed.
+        if file.exists() and not (text := file.read_bytes()).endswith(b'\n'):
             file.write_bytes(text[: text.rfind(b'\n') + 1])
         lock: Any = _Unlocked()  # its base class has no public name
         study = optuna.create_study(
@@ -295,7 +306,9 @@ class _Search:
         )
 
     def _report(self, name: str, ended: bool = False) -> None:
-        """Reports each mark that the trial has passed to the pruner, and prunes the trial if that says so."""
+        """Reports each mark that the trial has passed to the pruner,
+        and prunes the trial if that says so.
+        """
         run_dir, trial = self._run_dir(name), self._trials[name]
         curve = comparison.curve(run_dir, self._axis, self._tuning.metric)
         if not len(curve) or np.isinf(self._mark):
@@ -313,7 +326,9 @@ class _Search:
                 return
 
     def _tell(self, name: str, code: int) -> None:
-        """Tells the study the score of a trial whose run has ended; one that a signal stopped stays as it is."""
+        """Tells the study the score of a trial whose run has ended;
+        one that a signal stopped stays as it is.
+        """
         trial, text, run_dir = self._trials[name], self._runs.ending(name, code), self._run_dir(name)
         if name in self._pruned:
             self._pruned.remove(name)
@@ -351,7 +366,8 @@ class _Search:
 def run_finals(
     tuning: Tuning, study: optuna.Study, num_finalists: int, num_seeds: int, out: TextIO
 ) -> Comparison | None:
-    """Chooses among the best trials by runs with fresh seeds, writes best.gin, and scores it with other seeds.
+    """Chooses among the best trials by runs with fresh seeds, writes best.gin,
+    and scores it with other seeds.
 
     A trial has one seed, and the best of many trials was often lucky.
 

@@ -1,4 +1,5 @@
-"""Is one group of seeds better than another? An exact p, the level that it really has, and what would have been seen.
+"""Is one group of seeds better than another? An exact p, the level that it really has,
+and what would have been seen.
 
 The statistic is Mann and Whitney's U: how many pairs of runs, one of each group, the first group
 wins. Its distribution is counted over all ways to split these scores into two groups of these
@@ -15,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 LEVEL = 0.05  # of a verdict, unadjusted for the number of verdicts
-_FEWEST_RUNS = 4  # of each group: three against three have no p below 10%, and their range covers 75%
+# Of each group: three against three have no p below 10%, and their range covers 75%.
+_FEWEST_RUNS = 4
 _FEWEST_PAIRS = 6  # five have none below 6.25%
 _POWER = 0.8
 _DRAWS = 4_000
@@ -110,12 +112,16 @@ def judge(
 
 
 def _twice_ranks(values: np.ndarray) -> np.ndarray:
-    """Returns the doubled ranks of `values`, int [runs]: tied values share the mean of their ranks, maybe a half."""
+    """Returns the doubled ranks of `values`, int [runs]: tied values share the mean of their ranks,
+    maybe a half.
+    """
     return 2 * (values[:, None] > values).sum(axis=1) + (values[:, None] == values).sum(axis=1) + 1
 
 
 def _counts(ranks: np.ndarray, size: int | None) -> np.ndarray:
-    """Returns how many subsets of `ranks` have the sum 0, 1, ...: those of `size` ranks, or (None) all of them."""
+    """Returns how many subsets of `ranks` have the sum 0, 1, ...:
+    those of `size` ranks, or (None) all of them.
+    """
     counts = np.zeros(((size or len(ranks)) + 1, int(ranks.sum()) + 1))
     counts[0, 0] = 1
     for rank in ranks:
@@ -156,7 +162,8 @@ def _untied(num_runs: int, num_others: int | None) -> tuple[int, float]:
 
 
 def median_interval(values: np.ndarray) -> tuple[Any, Any, float]:
-    """Returns the interval of the median of `values` [runs, ...] by order statistics, for any distribution.
+    """Returns the interval of the median of `values` [runs, ...] by order statistics,
+    for any distribution.
 
     Returns:
       Its ends [...], and its coverage: the narrowest with at least 95%, or from the lowest to the
@@ -173,7 +180,9 @@ def median_interval(values: np.ndarray) -> tuple[Any, Any, float]:
 
 
 def adjusted(found: Sequence[Verdict]) -> list[Verdict]:
-    """Returns verdicts with Holm's p: if it is below 5% for some of them, none of these is false in 95%."""
+    """Returns verdicts with Holm's p: if it is below 5% for some of them,
+    none of these is false in 95%.
+    """
     ps, last = [0.0] * len(found), 0.0
     for i, index in enumerate(np.argsort([each.p for each in found])):
         ps[index] = last = max(last, min(1.0, (len(found) - i) * found[index].p))

@@ -1,4 +1,6 @@
-"""Exported policies that play in a game: a league of earlier versions, drawn by scores, and the newest one."""
+"""Exported policies that play in a game: a league of earlier versions, drawn by scores,
+and the newest one.
+"""
 
 import os
 import pathlib
@@ -22,11 +24,13 @@ from tflearn.policies.policy_function import PolicyFunction
 _MASK = 'action_mask'
 _WAIT_SECS = 300.0  # for the first version
 _GAMES = 20  # after which versions and scores are looked at again
-_FORGETTING = 0.98  # the weight of a game after one more against the same version: the agent changes
+# The weight of a game after one more against the same version: the agent changes.
+_FORGETTING = 0.98
 
 
 class League:
-    """An opponent of `turn_game.make`: versions in a run directory, which it loads as an evaluation does.
+    """An opponent of `turn_game.make`: versions in a run directory,
+    which it loads as an evaluation does.
 
     The table of scores is a file of that directory, `league.json`: for each version the number of
     games and the sum of the agent's scores in them, in which later games count more. All
@@ -76,7 +80,9 @@ class League:
         return int(self._random.choice(self._playing, p=weights / weights.sum()))
 
     def act(self, player: int, observation: Any) -> np.ndarray:
-        """Returns the actions [B] of a version for a batch of observations, a nest of arrays [B, ...]."""
+        """Returns the actions [B] of a version for a batch of observations,
+        a nest of arrays [B, ...].
+        """
         policy = self._loaded[player]
         policy.reset()
         actions = np.array(policy(observation))
@@ -117,7 +123,8 @@ class League:
 
     def _share_scores(self) -> None:
         path = self._run_dir.league
-        with locked(path.with_name(f'.{path.name}.lock')):  # collectors of one machine or file system add theirs
+        # Collectors of one machine or file system add theirs.
+        with locked(path.with_name(f'.{path.name}.lock')):
             scores = self._read()
             for step, score in self._new:
                 games, total = scores.get(str(step), (0.0, 0.0))
@@ -127,13 +134,16 @@ class League:
 
 
 class _Scores(TypedDict):
-    """`RunDir.league`: of each version the games, weighted by their age, and the sum of their scores."""
+    """`RunDir.league`: of each version the games, weighted by their age,
+    and the sum of their scores.
+    """
 
     versions: NotRequired[dict[str, tuple[NonNegativeFloat, NonNegativeFloat]]]
 
 
 class Newest:
-    """An opponent or partner whose run trains beside: the newest version of its policy, or update where it makes them.
+    """An opponent or partner whose run trains beside:
+    the newest version of its policy, or update where it makes them.
 
     Each new game may get newer weights. `ExportOptions.update_interval_steps` of that run says how
     often there are some; they are loaded in a few milliseconds.

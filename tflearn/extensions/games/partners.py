@@ -1,4 +1,6 @@
-"""Who plays the other agents of a game: opponents of self-play, and policies of runs that train simultaneously."""
+"""Who plays the other agents of a game: opponents of self-play,
+and policies of runs that train simultaneously.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,10 +19,14 @@ class Opponent(Protocol):
     """Who plays other agents."""
 
     def begin(self) -> Any:
-        """Returns who plays a new game: a hashable value for `act` and `end`; None where it is always the same."""
+        """Returns who plays a new game: a hashable value for `act` and `end`;
+        None where it is always the same.
+        """
 
     def act(self, player: Any, observation: Any) -> np.ndarray:
-        """Returns the actions [B] of a player for a batch of observations, a nest of arrays [B, ...]."""
+        """Returns the actions [B] of a player for a batch of observations,
+        a nest of arrays [B, ...].
+        """
 
     def end(self, player: Any, score: float) -> None:
         """Takes the agent's score in a game against a player: 1 for a win, 0.5, or 0 for a loss."""
@@ -43,7 +49,9 @@ def check(policies: Mapping[str, Sequence[str]] | None, partners: Mapping[str, A
 
 
 def agents_of(everyone: Sequence[str], policies: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Returns the agents of each policy in the game's order; raises ValueError unless each agent has one policy."""
+    """Returns the agents of each policy in the game's order;
+    raises ValueError unless each agent has one policy.
+    """
     named = [agent for members in policies.values() for agent in members]
     if sorted(named) != sorted(everyone) or not all(policies.values()):
         raise UserValueError(
@@ -70,7 +78,9 @@ def space_with_agent(space: Any, num_agents: int, name: str) -> spaces.Dict:
 
 
 class Partners:
-    """The agents of other policies in several games; those of all games that one player plays act as a batch."""
+    """The agents of other policies in several games;
+    those of all games that one player plays act as a batch.
+    """
 
     def __init__(
         self,
@@ -79,7 +89,9 @@ class Partners:
         make_opponents: Mapping[str, Callable[[], Opponent]],
         agent_id: bool,
     ):
-        """Takes the agents, and the spaces of observations and actions, of each policy, and what makes its player."""
+        """Takes the agents, and the spaces of observations and actions, of each policy,
+        and what makes its player.
+        """
         self._spaces, self._agent_id = spaces_of, agent_id
         self._opponents = {name: make_opponents[name]() for name in agents}
         self._policies = {agent: (name, index) for name, its in agents.items() for index, agent in enumerate(its)}

@@ -1,4 +1,6 @@
-"""PettingZoo's parallel environments: each agent of a policy, in each copy, is a row of the batch."""
+"""PettingZoo's parallel environments: each agent of a policy, in each copy,
+is a row of the batch.
+"""
 
 import functools
 import importlib
@@ -71,7 +73,9 @@ def make(
 
 
 def maker(game: str | Callable[..., Any], function: str, kwargs: Mapping[str, Any] | None) -> Callable[[], Any]:
-    """Returns a function that makes a game; `game` is as for `make`, and `function` is taken of a module alone."""
+    """Returns a function that makes a game; `game` is as for `make`,
+    and `function` is taken of a module alone.
+    """
     make_game: Any = game
     if isinstance(game, str):
         module, _, name = game.partition(':')
@@ -91,7 +95,8 @@ def name_of(game: Any) -> str:
 
 
 class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
-    """Games that are stepped one after the other, with a row for each possible agent of the policy in each of them.
+    """Games that are stepped one after the other,
+    with a row for each possible agent of the policy in each of them.
 
     A row whose agent is not in its game is idle: it returns FIRST, with the observation of another
     agent, since its own would have no legal action, or categories out of bounds.
@@ -139,15 +144,18 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         self._batch = create_empty_array(observation_space, size)
         self._gather = gathering.gatherer(observation_space, self._batch, self._origins)
         self._items: list[Any] = [None] * size  # the newest observation of each row
-        self._present: list[list[str]] = [[] for _ in self._environments]  # the agents with a row that act next
+        # The agents with a row that act next.
+        self._present: list[list[str]] = [[] for _ in self._environments]
         self._playing: list[list[str]] = [[] for _ in self._environments]  # these and the partners
-        self._seen: list[dict[str, Any]] = [{} for _ in self._environments]  # the newest observations of partners
+        # The newest observations of partners.
+        self._seen: list[dict[str, Any]] = [{} for _ in self._environments]
         # What idle rows return: of an agent that goes on, since one that has ended may have no
         # legal action.
         self._others: list[Any] = [None for _ in self._environments]
         self._returns = [0.0] * size
         self._game_returns: list[dict[str, float]] = [{} for _ in self._environments]
-        self._ended: list[dict[str, Any]] = [{} for _ in self._environments]  # of an ended game, for the next own step
+        # Of an ended game, for the next own step.
+        self._ended: list[dict[str, Any]] = [{} for _ in self._environments]
 
     def reset(self, seed: int | None) -> Any:
         """See `sync_vector_env.RebuildingVectorEnv`."""
@@ -164,7 +172,9 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
         return self._batch
 
     def step(self, action: Any) -> sync_vector_env.Step:
-        """See `sync_vector_env.RebuildingVectorEnv`; rows that are idle, or whose agent has come, count as rebuilt."""
+        """See `sync_vector_env.RebuildingVectorEnv`; rows that are idle, or whose agent has come,
+        count as rebuilt.
+        """
         actions, results, first = list(iterate(self._action_space, action)), [], []
         moves = self._partners.actions(self._seen, self._game_origins)
         for i, game in enumerate(self._environments):
@@ -207,11 +217,14 @@ class AgentRows(sync_vector_env.RebuildingVectorEnv, Resumable):
 
     def _rebuild(self, i: int, cause: str) -> list[Any]:
         rows = self._rows_of(i)
-        failed = [rows[self._agents.index(agent)] for agent in self._present[i]]  # an idle row cannot fail
+        # An idle row cannot fail.
+        failed = [rows[self._agents.index(agent)] for agent in self._present[i]]
         return self._begin(i, self._remade(i, cause, self._game_origins[i], failed or rows))
 
     def _begin(self, i: int, observations: Any) -> list[Any]:
-        """Begins a game with the observations of its agents. Returns (reward, terminated, truncated, info) of rows."""
+        """Begins a game with the observations of its agents.
+        Returns (reward, terminated, truncated, info) of rows.
+        """
         self._game_returns[i] = dict.fromkeys(self._everyone, 0.0)
         self._partners.begin(i)
         self._take(i, observations, ())
@@ -312,7 +325,9 @@ def check_game(game: Any, name: str) -> None:
 
 
 def spaces_of_all(game: Any, name: str, agents: Sequence[str]) -> tuple[Any, Any]:
-    """Returns the observation and the action space of all agents of a policy; raises as `make` does."""
+    """Returns the observation and the action space of all agents of a policy;
+    raises as `make` does.
+    """
     of_agents = {agent: (game.observation_space(agent), game.action_space(agent)) for agent in agents}
     first, spaces_of_first = next(iter(of_agents.items()))
     for agent, own in of_agents.items():

@@ -95,7 +95,9 @@ def make(
 
 @dataclasses.dataclass
 class _Game:
-    """A game: who is the agent in it, and against whom. It may be `adapted` from the parallel API."""
+    """A game: who is the agent in it, and against whom.
+    It may be `adapted` from the parallel API.
+    """
 
     adapted: Any
     game: Any = dataclasses.field(init=False)
@@ -132,7 +134,9 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
     """Games of PettingZoo's AEC API; what opponents are asked for at once is a batch."""
 
     def __init__(self, make_game: Callable[[], Any], num_games: int, opponents: Mapping[str, tuple[Opponent, float]]):
-        """Makes the games; errors of `make_game` propagate. The opponents come with their shares."""
+        """Makes the games; errors of `make_game` propagate.
+        The opponents come with their shares.
+        """
         with self._closed_after_errors():
             self._make(lambda: _Game(make_game()), num_games)
             game = self._environments[0].game
@@ -203,7 +207,9 @@ class TurnGames(sync_vector_env.RebuildingVectorEnv):
                     self._try(i, functools.partial(self._environments[i].game.step, move), failed)
 
     def _try(self, i: int, function: Callable[[], Any], failed: set[int]) -> Any:
-        """Returns what a function of a game returns; if it raises an error, begins a new game and returns True."""
+        """Returns what a function of a game returns;
+        if it raises an error, begins a new game and returns True.
+        """
         try:
             return function()
         except UserError:

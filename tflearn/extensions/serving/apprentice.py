@@ -1,6 +1,8 @@
-"""Apprentices: policies that are asked beside the product's own choice, which is what is answered and logged.
+"""Apprentices: policies that are asked beside the product's own choice,
+which is what is answered and logged.
 
-A policy is one as long as none of its versions has a state: `tflearn promote` lets it act by itself.
+A policy is one as long as none of its versions has a state: `tflearn promote` lets it act by
+itself.
 """
 
 import collections
@@ -47,13 +49,16 @@ def default_actions(chooser: Chooser, metadata: Mapping[str, str], inputs: Array
 
 
 def answered(actions: np.ndarray, outputs: Arrays) -> dict[str, np.ndarray]:
-    """Returns the outputs with the product's own choices [B] in place of the policy's, which are kept beside them."""
+    """Returns the outputs with the product's own choices [B] in place of the policy's,
+    which are kept beside them.
+    """
     own = outputs['action']
     return {**outputs, 'action': actions.astype(own.dtype), PROBABILITY: np.ones(len(own)), POLICY_ACTION: own}
 
 
 class LiveAgreement:
-    """How often the newest version of a policy would have decided as the product did, since the server began.
+    """How often the newest version of a policy would have decided as the product did,
+    since the server began.
 
     Attributes:
       version: the version.

@@ -1,7 +1,7 @@
 """Serves the policies that a run exports, by TensorFlow Serving's gRPC and REST interfaces.
 
-Each in its newest version, or in those that tflearn promote has chosen. It needs the extra `serving`. A model has the
-name of the policy's directory, such as `greedy_policy`.
+Each in its newest version, or in those that tflearn promote has chosen. It needs the extra
+`serving`. A model has the name of the policy's directory, such as `greedy_policy`.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Clients of a policy server, or of TensorFlow Serving with an exported policy: PolicyClient and RemotePolicy."""
+"""Clients of a policy server, or of TensorFlow Serving with an exported policy:
+PolicyClient and RemotePolicy.
+"""
 
 import threading
 import types
@@ -56,7 +58,8 @@ class Decision(NamedTuple):
 
     Attributes:
       actions: the actions to take, [B].
-      version: the version of the policy that was asked; None: no server has answered, and the actions are the default.
+      version: the version of the policy that was asked; None: no server has answered, and the
+        actions are the default.
       error: why no server has answered; '' if one has.
     """
 
@@ -95,8 +98,9 @@ class PolicyClient:
         """Reports what came of decisions: all are taken, or none.
 
         Args:
-          outcomes: each with an 'event_id', a 'reward', and if they are known a 'time' and an 'outcome_id'; or with
-            'activated': True in place of the reward, if a deferred decision was shown.
+          outcomes: each with an 'event_id', a 'reward', and if they are known a 'time' and an
+            'outcome_id'; or with 'activated': True in place of the reward, if a deferred decision
+            was shown.
 
         Raises:
           grpc.RpcError: with the server's status: then send them again.
@@ -145,7 +149,8 @@ class PolicyClient:
         timeout_secs: float,
         metadata: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Decision:
-        """Chooses the actions of a policy of one Discrete action; the product's own ones if no server answers in time.
+        """Chooses the actions of a policy of one Discrete action;
+        the product's own ones if no server answers in time.
 
         Args:
           inputs: arrays [B, ...] by name.
@@ -158,7 +163,8 @@ class PolicyClient:
 
         Raises:
           ValueError: if there is no default for each row.
-          grpc.RpcError: with the server's status if the request is wrong, or the client may not ask.
+          grpc.RpcError: with the server's status if the request is wrong, or the client may not
+            ask.
         """
         actions, rows = np.asarray(default), len(next(iter(inputs.values())))
         if actions.shape != (rows,) or actions.dtype.kind not in 'iu':
@@ -177,8 +183,8 @@ class PolicyClient:
     ) -> list[int]:
         """Chooses an item for each slot, one after the other, and none twice.
 
-        Each slot is a decision with the id '<name>-<slot>' and the arm `name`: a server logs it with its probability
-        given the slots before it.
+        Each slot is a decision with the id '<name>-<slot>' and the arm `name`: a server logs it
+        with its probability given the slots before it.
 
         Args:
           inputs: arrays [1, ...] by name; the mask has the items that may be shown.
@@ -207,7 +213,9 @@ class PolicyClient:
         return items
 
     def initial_state(self, batch_size: int) -> dict[str, np.ndarray]:
-        """Returns the initial policy state, by name, of `batch_size` episodes of a recurrent policy."""
+        """Returns the initial policy state, by name,
+        of `batch_size` episodes of a recurrent policy.
+        """
         return self.predict({'batch_size': np.asarray(batch_size, np.int32)}, signatures.INITIAL_STATE)[0]
 
     def action(
@@ -217,10 +225,12 @@ class PolicyClient:
 
         Args:
           time_step: a numpy `TimeStep` [B, ...].
-          policy_state: the state that `initial_state` or the last call returned; empty for a policy without one.
+          policy_state: the state that `initial_state` or the last call returned; empty for a policy
+            without one.
 
         Returns:
-          The actions [B, ...] by name ('action' if the action spec is not nested), and the next policy state.
+          The actions [B, ...] by name ('action' if the action spec is not nested), and the next
+          policy state.
 
         Raises:
           grpc.RpcError: with the server's status.
@@ -231,7 +241,9 @@ class PolicyClient:
         return {name: value for name, value in outputs.items() if name.startswith('action')}, state
 
     def newest_version(self) -> int | None:
-        """Returns the newest version that is served; None if there is none, or the server does not respond."""
+        """Returns the newest version that is served;
+        None if there is none, or the server does not respond.
+        """
         request = get_model_status_pb2.GetModelStatusRequest()
         request.model_spec.name = self._model
         stub = model_service_pb2_grpc.ModelServiceStub(self._channel)
@@ -246,7 +258,8 @@ class PolicyClient:
         return max(served, default=None)
 
     def state_spec(self, version: int) -> Any:
-        """Returns the spec of a version's policy state: () for a policy without one, a spec, or a dict of specs.
+        """Returns the spec of a version's policy state: () for a policy without one, a spec,
+        or a dict of specs.
 
         Raises:
           VersionGone: if the version is not served any more.
@@ -268,11 +281,12 @@ class PolicyClient:
         return leaves.get('', leaves or ())
 
     def vocabularies(self) -> dict[str, list[str]]:
-        """Returns the values of the categories that the policy was trained on; of `tflearn-serve` only.
+        """Returns the values of the categories that the policy was trained on;
+        of `tflearn-serve` only.
 
         Returns:
-          By 'action' or 'observation.<name>', the values in the order of their numbers: an action's are counted from 0,
-          an observation's from 1, where 0 is any other value.
+          By 'action' or 'observation.<name>', the values in the order of their numbers: an action's
+          are counted from 0, an observation's from 1, where 0 is any other value.
 
         Raises:
           grpc.RpcError: with the server's status.
@@ -297,8 +311,8 @@ class PolicyClient:
 class RemotePolicy:
     """A policy whose actions TensorFlow Serving, or `tflearn-serve`, computes.
 
-    It waits for a server that is unavailable or overloaded for a while. Each step sends the policy state to the server
-    and receives the next one.
+    It waits for a server that is unavailable or overloaded for a while. Each step sends the policy
+    state to the server and receives the next one.
     """
 
     def __init__(
@@ -314,8 +328,8 @@ class RemotePolicy:
 
         Args:
           address: the server's 'host:port'.
-          specs: an object with the specs of the exported TF-Agents policy: `time_step_spec`, `action_spec`,
-            `policy_state_spec`, `info_spec`.
+          specs: an object with the specs of the exported TF-Agents policy: `time_step_spec`,
+            `action_spec`, `policy_state_spec`, `info_spec`.
           version: the version that acts; None is the one that the server chooses at each step.
         """
         self.time_step_spec = specs.time_step_spec
@@ -326,7 +340,9 @@ class RemotePolicy:
         self._client = PolicyClient(address, model, version, _CALL_SECS)
 
     def initial_state(self, batch_size: int) -> Any:
-        """Returns the initial policy state of `batch_size` episodes; () for a policy without one."""
+        """Returns the initial policy state of `batch_size` episodes;
+        () for a policy without one.
+        """
         if not tf.nest.flatten(self._specs.policy_state_spec):
             return ()
         return self._nest('policy_state', self._ask(lambda: self._client.initial_state(batch_size)))

@@ -1,7 +1,7 @@
 """Clients of a policy server: who they are, which policies they may ask, and how much.
 
-A JSON file lists them by name; it is read again when it changes. Each is known by a token, of which the file holds the
-digest (`openssl dgst -sha256`), or by a name in its certificate:
+A JSON file lists them by name; it is read again when it changes. Each is known by a token, of which
+the file holds the digest (`openssl dgst -sha256`), or by a name in its certificate:
 
     {"robot": {"token_sha256": "9f86...", "policies": ["greedy_policy"], "requests_per_sec": 200, "max_in_flight": 8},
      "screen": {"certificate": "screen.example.org"}}
@@ -34,7 +34,8 @@ class ClientAccount:
       token_sha256: the SHA-256 of its token, in hexadecimal digits.
       certificate: a name in its certificate: the common name or a DNS name.
       policies: the policies that it may ask; None is all.
-      requests_per_sec: requests a second, on average; a second's worth may come at once. None is any number.
+      requests_per_sec: requests a second, on average; a second's worth may come at once. None is
+        any number.
       max_in_flight: requests at the same time; None is any number.
     """
 
@@ -47,9 +48,12 @@ class ClientAccount:
 
     @classmethod
     def parse(cls, name: str, values: object) -> 'ClientAccount':
-        """Returns the client of an entry of the file. Raises ValueError for an entry of another form."""
+        """Returns the client of an entry of the file.
+        Raises ValueError for an entry of another form.
+        """
         known = {field.name for field in dataclasses.fields(cls)} - {'name'}
-        if not isinstance(values, dict) or not values.keys() <= known:  # values, and names, may be tokens: not shown
+        # Values, and names, may be tokens: not shown.
+        if not isinstance(values, dict) or not values.keys() <= known:
             kind = 'other entries' if isinstance(values, dict) else f'a {type(values).__name__}'
             raise UserValueError(f'got the client {name!r} with {kind}; need an object with some of {sorted(known)}')
         policies = values.get('policies')
@@ -120,8 +124,8 @@ class Clients:
     ):
         """
         Args:
-          record_refused: called with the client's name, '' for an unknown client, and why a request was refused:
-            'unknown', 'requests_per_sec', 'max_in_flight'.
+          record_refused: called with the client's name, '' for an unknown client, and why a request
+            was refused: 'unknown', 'requests_per_sec', 'max_in_flight'.
 
         Raises:
           ValueError: if the file is missing or of another form.

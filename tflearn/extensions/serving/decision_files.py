@@ -1,9 +1,10 @@
-"""The files of a decision log: JSON lines in files that appear whole. They are written by a process of their own.
+"""The files of a decision log: JSON lines in files that appear whole.
+They are written by a process of their own.
 
-A line is one decision: id, time, model, version, arm, inputs by their names, action, probability, mask; or, in files of
-their own, one outcome. A file is begun under a hidden name and renamed when it is full, after some seconds, or when the
-server ends, also by SIGKILL: then its pipe ends. What a machine that failed has left is completed by the next server in
-the directory, without a torn line.
+A line is one decision: id, time, model, version, arm, inputs by their names, action, probability,
+mask; or, in files of their own, one outcome. A file is begun under a hidden name and renamed when
+it is full, after some seconds, or when the server ends, also by SIGKILL: then its pipe ends. What a
+machine that failed has left is completed by the next server in the directory, without a torn line.
 """
 
 import contextlib
@@ -51,7 +52,9 @@ RequestOf = tuple[str, int, float, str, bool]
 
 
 class Decisions(NamedTuple):
-    """The decisions of some requests, row after row; `probabilities` and `mask` are empty where they are unknown."""
+    """The decisions of some requests, row after row;
+    `probabilities` and `mask` are empty where they are unknown.
+    """
 
     requests: list[RequestOf]
     model: str
@@ -95,7 +98,9 @@ def ids(event_id: str, rows: int) -> list[str]:
 
 
 def begun_at(name: str, kind: str) -> float | None:
-    """Returns when a server began a file of a kind [s since 1970], complete or not; None for any other name."""
+    """Returns when a server began a file of a kind [s since 1970], complete or not;
+    None for any other name.
+    """
     found = _BEGUN.fullmatch(name)
     if not found or found[1] != kind:
         return None

@@ -1,7 +1,9 @@
-"""DecisionLog: decisions of a server and their outcomes, on the way to the process that writes `decision_files`.
+"""DecisionLog: decisions of a server and their outcomes,
+on the way to the process that writes `decision_files`.
 
-A request only appends to a queue; a thread sends what waits, decisions of one kind as one, and seldom: when it takes
-Python's lock from the requests, these wait for a processor again. SIGKILL loses what waits: that of `WAKE_SECS`.
+A request only appends to a queue; a thread sends what waits, decisions of one kind as one, and
+seldom: when it takes Python's lock from the requests, these wait for a processor again. SIGKILL
+loses what waits: that of `WAKE_SECS`.
 
 The process answers when lines are in their file, and only then they count as logged. Decisions
 that could not be written (a full disk, a process that died) stay here and are sent again; the next
@@ -97,7 +99,8 @@ class DecisionLog:
         Args:
           options: what is logged, and where.
           spool: the directory of files on their way to a store.
-          count: called with 'decisions' or 'outcomes', 'logged', 'dropped' or 'not_chosen', and their number.
+          count: called with 'decisions' or 'outcomes', 'logged', 'dropped' or 'not_chosen', and
+            their number.
 
         Raises:
           ValueError: if the URL cannot be used.
@@ -109,7 +112,8 @@ class DecisionLog:
         self._outcomes: collections.deque[_Outcomes] = collections.deque()
         self._piece: list[_Waiting] = []  # on its way to the process, until it is written
         self._bytes = [0, 0]  # that came, and that were settled: each is written by one thread
-        prefix = uuid.uuid4().hex[:16]  # once: its system call would give up Python's lock in each request
+        # Once: its system call would give up Python's lock in each request.
+        prefix = uuid.uuid4().hex[:16]
         self._ids = (f'{prefix}-{number}' for number in itertools.count())
         self._token, self._sizes = uuid.uuid4().hex[:8], dict[str, tuple[str, int]]()
         self._failures = 0  # in a row, with the same piece
@@ -129,7 +133,8 @@ class DecisionLog:
         arm: str = '',
         is_deferred: bool = False,
     ) -> str:
-        """Logs the decisions of one request; never waits. Like `record_outcomes` it is called on one thread.
+        """Logs the decisions of one request; never waits.
+        Like `record_outcomes` it is called on one thread.
 
         Args:
           model: the policy's name.
@@ -317,7 +322,8 @@ def _texts(array: np.ndarray) -> np.ndarray:
 
 
 MAX_ID = 200  # characters of an id
-_MOST, _LARGEST = 10_000, 1e100  # outcomes of a message; a number, of which sums of squares are finite
+# Outcomes of a message; a number, of which sums of squares are finite.
+_MOST, _LARGEST = 10_000, 1e100
 _KEYS = {'event_id', 'reward', 'time', 'outcome_id', 'activated'}
 _FORM = (
     'need {"event_id": "...", "reward": 1.0} or {"event_id": "...", "activated": true} each, and if known "time" '
@@ -347,7 +353,8 @@ def _line(outcome: Any, index: int, now: float) -> bytes:
         raise InvalidRequest(f'got the outcome {index} with other keys; {_FORM}; got {got}')
     for key in ('event_id', 'outcome_id'):
         value = outcome.get(key, '' if key == 'event_id' else 'none')
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_ID + 8:  # with the number of its row
+        # With the number of its row.
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_ID + 8:
             raise InvalidRequest(
                 f'got the outcome {index} with another {key}; need text of 1 to {MAX_ID + 8} characters'
             )

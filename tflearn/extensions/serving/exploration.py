@@ -1,9 +1,10 @@
 """How the server chooses among the actions of a policy, and how likely each choice was.
 
-The probability that is logged is that of what was served. It is known for a policy of one Discrete action: a greedy one
-(its distribution has one action, `loc`), mixed with random actions, or one that draws (its distribution has `logits`,
-those of Thompson sampling are the shares of draws from the posterior, see `agents.linear_bandit`); and, as a density,
-for one of a number that is drawn evenly from one of several windows (`agents.smoothing`).
+The probability that is logged is that of what was served. It is known for a policy of one Discrete
+action: a greedy one (its distribution has one action, `loc`), mixed with random actions, or one
+that draws (its distribution has `logits`, those of Thompson sampling are the shares of draws from
+the posterior, see `agents.linear_bandit`); and, as a density, for one of a number that is drawn
+evenly from one of several windows (`agents.smoothing`).
 """
 
 from collections.abc import Mapping
@@ -45,7 +46,8 @@ class Chooser:
     """Chooses the actions of one version.
 
     Attributes:
-      signature: the name of the signature that it computes; it takes the inputs of `signatures.DEFAULT` and others.
+      signature: the name of the signature that it computes; it takes the inputs of
+        `signatures.DEFAULT` and others.
       actions: those of one Discrete action; none of any other.
       mask: the input that says which actions are legal, '' for none.
       explores: whether it serves other actions than the policy's own.
@@ -69,7 +71,8 @@ class Chooser:
         if is_integer and isinstance(low, int) and isinstance(high, int):
             self.actions = range(low, high + 1)
         found = outputs.get('distribution', ())
-        self._range = (low, high) if _OF_WINDOWS[0] in found else None  # of a number that is drawn from windows
+        # Of a number that is drawn from windows.
+        self._range = (low, high) if _OF_WINDOWS[0] in found else None
         found = found if self.actions or self._range else ()
         self._draws = _LOGITS in found
         self._is_known = bool(self._draws or _LOC in found or self._range)
@@ -83,7 +86,9 @@ class Chooser:
             )
 
     def __call__(self, inputs: Arrays, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns the outputs of `signatures.DEFAULT`, and the actions' probabilities [B], if they are known."""
+        """Returns the outputs of `signatures.DEFAULT`, and the actions' probabilities [B],
+        if they are known.
+        """
         epsilon = self._exploration.epsilon
         if not self._is_known:
             return dict(outputs)
@@ -111,7 +116,8 @@ class Chooser:
         if self.mask not in inputs:
             return np.broadcast_to(True, (rows, len(self.actions)))
         legal = inputs[self.mask] != 0
-        return legal | ~legal.any(axis=-1, keepdims=True)  # where nothing is legal, anything may be served
+        # Where nothing is legal, anything may be served.
+        return legal | ~legal.any(axis=-1, keepdims=True)
 
     def _draw(self, logits: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws by logits [B, K]; returns the actions [B] and all their probabilities [B, K]."""

@@ -1,4 +1,6 @@
-"""The tensors of TensorFlow Serving's REST interface: JSON in rows ("instances") or columns ("inputs"), and back."""
+"""The tensors of TensorFlow Serving's REST interface:
+JSON in rows ("instances") or columns ("inputs"), and back.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,8 @@ from tflearn.net import http_messages, json_arrays
 
 _MAX_LISTS = 1 << 17
 
-_KINDS = {'i': 'iu', 'u': 'iu', 'f': 'iuf', 'V': 'iuf', 'b': 'b', 'O': 'O'}  # those of JSON for each of a dtype
+# Those of JSON for each of a dtype.
+_KINDS = {'i': 'iu', 'u': 'iu', 'f': 'iuf', 'V': 'iuf', 'b': 'b', 'O': 'O'}
 
 
 class PredictJson(NamedTuple):
@@ -20,8 +23,8 @@ class PredictJson(NamedTuple):
 
     Attributes:
       form: 'instances' or 'inputs'.
-      values: a tensor for each input by name, or that of the only input: of 64 bits, bool, or bytes; where there are
-        nulls, of objects.
+      values: a tensor for each input by name, or that of the only input: of 64 bits, bool, or
+        bytes; where there are nulls, of objects.
       signature: the signature's name, '' for the default one.
       output_filter: the outputs that are asked for; () is all.
     """
@@ -45,7 +48,8 @@ class PredictJson(NamedTuple):
 def parse_object(body: memoryview) -> dict[str, Any]:
     """Returns the JSON object in a body, of few lists. Raises ValueError if there is none."""
     data = bytes(body)
-    if (count := data.count(b'[') + data.count(b'{')) > _MAX_LISTS:  # each takes many times its bytes in memory
+    # Each takes many times its bytes in memory.
+    if (count := data.count(b'[') + data.count(b'{')) > _MAX_LISTS:
         raise InvalidRequest(f'got {count} lists and objects; need at most {_MAX_LISTS}')
     return http_messages.json_object(data)
 
@@ -88,7 +92,9 @@ def to_array(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning | 
 
 
 def _understood(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning) -> np.ndarray:
-    """Returns the numbers that texts and nulls stand for. Raises InvalidRequest if they stand for none."""
+    """Returns the numbers that texts and nulls stand for.
+    Raises InvalidRequest if they stand for none.
+    """
     found = []
     for value in values.ravel().tolist():
         if value is None and meaning.missing is not None and dtype != tf.string:
@@ -112,7 +118,9 @@ def answer(form: str, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _columns(rows: Any) -> Any:
-    """Returns rows of named values as named columns; other rows are the column of the only input."""
+    """Returns rows of named values as named columns;
+    other rows are the column of the only input.
+    """
     if not isinstance(rows, list) or not rows:
         raise InvalidRequest('got other "instances"; need a list of one row or more')
     if not any(map(_is_object, rows)):

@@ -1,4 +1,6 @@
-"""The models that are served: pinned versions, those with a state, or the newest; updated while they answer."""
+"""The models that are served: pinned versions, those with a state, or the newest;
+updated while they answer.
+"""
 
 import json
 import pathlib
@@ -19,7 +21,9 @@ from tflearn.policies.states import States
 
 
 class _Served(NamedTuple):
-    """What is served: the loaded versions, and which of them answers; without states the newest one."""
+    """What is served: the loaded versions, and which of them answers;
+    without states the newest one.
+    """
 
     versions: Mapping[int, ServedVersion] = {}
     states: States | None = None
@@ -32,8 +36,9 @@ class _Served(NamedTuple):
 class ModelHolder:
     """The served versions of one policy.
 
-    `refresh` loads a version while requests are answered, and then changes one reference, so that no request waits. An
-    old version is unloaded when the last request that uses it is answered. What a rollback returns to stays loaded.
+    `refresh` loads a version while requests are answered, and then changes one reference, so that
+    no request waits. An old version is unloaded when the last request that uses it is answered.
+    What a rollback returns to stays loaded.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class ModelHolder:
     ):
         """
         Args:
-          directory: the directory of the versions, which need not exist yet; its name is the model's.
-          pinned: the versions to serve; none follows `policies.states`, without which the newest one is served.
+          directory: the directory of the versions, which need not exist yet; its name is the
+            model's.
+          pinned: the versions to serve; none follows `policies.states`, without which the newest
+            one is served.
         """
         self.name = directory.name
         self._directory = directory
@@ -56,9 +63,11 @@ class ModelHolder:
         self._explores = True
 
     def refresh(self) -> bool:
-        """Loads versions that are not loaded yet; returns whether that changed anything. Not thread-safe.
+        """Loads versions that are not loaded yet; returns whether that changed anything.
+        Not thread-safe.
 
-        A version that cannot be loaded is logged once and skipped; the versions that were served remain.
+        A version that cannot be loaded is logged once and skipped; the versions that were served
+        remain.
         """
         wanted = self._pinned
         if not wanted:
@@ -83,7 +92,9 @@ class ModelHolder:
         return changed
 
     def _is_too_early(self, version: int) -> bool:
-        """Returns whether a version has to wait for the stable one, in whose place it may not answer."""
+        """Returns whether a version has to wait for the stable one,
+        in whose place it may not answer.
+        """
         wanted = self._wanted
         if wanted is None or wanted.stable in self._served.versions:
             return False
@@ -104,7 +115,9 @@ class ModelHolder:
             self._stamp = stamp
 
     def _follow_states(self) -> bool:
-        """Takes the states over as soon as their stable version is loaded; returns whether that changed anything."""
+        """Takes the states over as soon as their stable version is loaded;
+        returns whether that changed anything.
+        """
         served, wanted = self._served, self._wanted
         if wanted == served.states or (wanted and wanted.stable not in served.versions):
             return False
@@ -115,7 +128,8 @@ class ModelHolder:
         return True
 
     def get(self, version: int | None = None) -> ServedVersion:
-        """Returns the version; without a number, the stable one, or the newest if there are no states.
+        """Returns the version; without a number, the stable one,
+        or the newest if there are no states.
 
         Raises:
           GrpcRefusal: if there is no such version, or none is loaded yet: the client may try again.
@@ -133,7 +147,9 @@ class ModelHolder:
         )
 
     def of_label(self, label: str) -> ServedVersion:
-        """Returns the version of a label: 'stable', 'canary' or 'shadow'. Raises GrpcRefusal if there is none."""
+        """Returns the version of a label: 'stable', 'canary' or 'shadow'.
+        Raises GrpcRefusal if there is none.
+        """
         labels = self._served.states.labels if self._served.states else {}
         if label not in labels:
             known = ', '.join(sorted(labels)) or 'none'
@@ -141,7 +157,9 @@ class ModelHolder:
         return self.get(labels[label])
 
     def of_key(self, key: str) -> ServedVersion:
-        """Returns the version that answers the requests of a key; '' is another key each time. Raises as `get`."""
+        """Returns the version that answers the requests of a key; '' is another key each time.
+        Raises as `get`.
+        """
         served = self._served
         if served.states and served.states.canary in served.versions:
             arm = served.states.arm(key or secrets.token_hex(8))
@@ -176,14 +194,18 @@ class ModelHolder:
         return not self.ready and self._explores
 
     def statuses(self) -> dict[int, str | None]:
-        """Returns the newest version first, why each could not be loaded; None for those that are served."""
+        """Returns the newest version first, why each could not be loaded;
+        None for those that are served.
+        """
         found = {version: error for version, (_, error) in self._failed.copy().items()} | dict.fromkeys(
             self._served.versions
         )
         return dict(sorted(found.items(), reverse=True))
 
     def _take(self, version: int, identity: tuple[int, int], beside: bool) -> bool:
-        """Loads a version, and serves it alone or `beside` others that are wanted; returns whether it could."""
+        """Loads a version, and serves it alone or `beside` others that are wanted;
+        returns whether it could.
+        """
         try:
             loaded = self._load(self._directory / str(version))
         except FileNotFoundError:
@@ -253,7 +275,8 @@ class Models:
         """Returns the policy.
 
         Raises:
-          GrpcRefusal: if there is none of that name, or no policy has a version yet: the client may try again.
+          GrpcRefusal: if there is none of that name, or no policy has a version yet: the client may
+            try again.
         """
         holder = self._holders.get(name)
         if holder is None and not any(each.ready for each in self.holders):
@@ -266,7 +289,9 @@ class Models:
 
     @property
     def missing(self) -> list[str]:
-        """The named policies without a version; if no policies were named and none has a version, 'any policy'."""
+        """The named policies without a version; if no policies were named and none has a version,
+        'any policy'.
+        """
         ready = {holder.name for holder in self.holders if holder.ready}
         if self._names:
             return [name for name in self._names if name not in ready]

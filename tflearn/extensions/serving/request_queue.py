@@ -1,7 +1,8 @@
-"""Requests on an event loop, computed by a few threads. Requests that wait for a thread at the same time share a call.
+"""Requests on an event loop, computed by a few threads.
+Requests that wait for a thread at the same time share a call.
 
-A thread for each request would spend most of its time on waking up. TensorFlow's batch operation (`batching`) puts
-several calls into one batch.
+A thread for each request would spend most of its time on waking up. TensorFlow's batch operation
+(`batching`) puts several calls into one batch.
 """
 
 import asyncio
@@ -70,7 +71,8 @@ class RequestQueue:
     async def run(self, signature: Computed, inputs: Arrays) -> Arrays:
         """Computes the outputs, by name.
 
-        A request whose task is cancelled while it waits is not computed, and no longer counts as waiting.
+        A request whose task is cancelled while it waits is not computed, and no longer counts as
+        waiting.
 
         Args:
           signature: the signature to compute.

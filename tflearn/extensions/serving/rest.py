@@ -1,4 +1,5 @@
-"""RestServer: TensorFlow Serving's REST interface beside gRPC, with the same admission, limits, batches and metrics.
+"""RestServer: TensorFlow Serving's REST interface beside gRPC, with the same admission, limits,
+batches and metrics.
 
 Large JSON is read and written in a thread; each request is answered on gRPC's event loop.
 """
@@ -33,7 +34,8 @@ from tflearn.policies.versions import VOCABULARIES
 
 _SECS = 30.0  # for an answer, as TensorFlow Serving's --rest_api_timeout_in_ms
 _MAX_BYTES = 16 << 20  # of bodies that are being answered
-_LARGE, _MANY = 1 << 16, 1 << 14  # bytes of a request, and values of an answer, that are handled in a thread
+# Bytes of a request, and values of an answer, that are handled in a thread.
+_LARGE, _MANY = 1 << 16, 1 << 14
 _STATUS = {
     'INVALID_ARGUMENT': HTTPStatus.BAD_REQUEST,
     'FAILED_PRECONDITION': HTTPStatus.BAD_REQUEST,
@@ -99,7 +101,9 @@ class RestServer:
         return await self._http.in_thread(work) if len(body) > _LARGE else work()
 
     def _parse(self, body: memoryview, parse: Callable[[memoryview], Any]) -> Any:
-        """Returns the request, or an error, which is raised on the event loop: it counts as one of a request."""
+        """Returns the request, or an error, which is raised on the event loop:
+        it counts as one of a request.
+        """
         # Large ones one at a time: objects of Python need much more memory than their JSON.
         alone: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         with self._parsing if len(body) > _LARGE else alone:
@@ -190,7 +194,9 @@ def _written(form: str, outputs: Arrays) -> Response:
 
 
 def _spec(field: str, name: str, word: str = '') -> Any:
-    """Returns the ModelSpec of a path's words. Raises InvalidRequest for a version that is no number."""
+    """Returns the ModelSpec of a path's words.
+    Raises InvalidRequest for a version that is no number.
+    """
     spec: Any = predict_pb2.PredictRequest().model_spec
     spec.name = name
     if field == 'version_label':
@@ -207,7 +213,9 @@ def _dict(message: Any) -> Any:
 
 
 def _certificate_names(request: Request) -> tuple[str, ...]:
-    """Returns the common name and the DNS names in the client's certificate, if it had to show one."""
+    """Returns the common name and the DNS names in the client's certificate,
+    if it had to show one.
+    """
     certificate = request.certificate
     names = [value for part in certificate.get('subject', ()) for key, value in part if key == 'commonName']
     return (*names, *(value for kind, value in certificate.get('subjectAltName', ()) if kind == 'DNS'))

@@ -1,4 +1,6 @@
-"""The serve job: serves a run's exported policies over gRPC and REST, as TensorFlow Serving does."""
+"""The serve job: serves a run's exported policies over gRPC and REST,
+as TensorFlow Serving does.
+"""
 
 import contextlib
 import dataclasses
@@ -54,16 +56,22 @@ class ServeOptions:
 
     Attributes:
       policies: the names of the policies; () serves all that the run exports.
-      versions: the train steps to serve; () follows `policies.states`, or serves each policy's newest version.
+      versions: the train steps to serve; () follows `policies.states`, or serves each policy's
+        newest version.
       batching: how requests become batches; None computes each request by itself.
-      max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
+      max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may
+        wait.
       poll_secs: seconds between two polls for new versions.
-      clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits everybody.
+      clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits
+        everybody.
       num_threads: TensorFlow calls at the same time, each with one request or more.
-      max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more.
+      max_concurrent_requests: requests accepted at the same time, waiting ones included; the server
+        rejects more.
       exploration: what is served besides the policies' own actions.
-      apprentice: whether decisions are answered by the product's own choice until a version is promoted.
-      lame_duck_secs: how long requests are still answered when the server is stopped, while its health says no more.
+      apprentice: whether decisions are answered by the product's own choice until a version is
+        promoted.
+      lame_duck_secs: how long requests are still answered when the server is stopped, while its
+        health says no more.
     """
 
     policies: tuple[str, ...] = ()
@@ -89,14 +97,16 @@ def serve(
     rest_port: int | None = None,
     metrics_port: int | None = None,
 ) -> None:
-    """Serves a run's exported policies until it is stopped, including versions that the train job exports meanwhile.
+    """Serves a run's exported policies until it is stopped,
+    including versions that the train job exports meanwhile.
 
-    It also writes the files with which TensorFlow Serving does the same: `RunDir.serving_models`, `serving_batching`.
+    It also writes the files with which TensorFlow Serving does the same: `RunDir.serving_models`,
+    `serving_batching`.
 
     Args:
-      run: the run; only the status and these two files are written to its directory. It waits as long as for other
-        jobs for the first version of each policy named in `options`; of any policy if none is named. Until then the
-        server answers that there is none.
+      run: the run; only the status and these two files are written to its directory. It waits as
+        long as for other jobs for the first version of each policy named in `options`; of any
+        policy if none is named. Until then the server answers that there is none.
       server_options: the address, and the limits of requests.
       options: the served policies, and how they are served.
       decision_log: what is logged of the decisions, and where; None logs none.
@@ -108,7 +118,9 @@ def serve(
       TimeoutError: if there is no such version in time.
       ValueError: if the port is in use, or for invalid arguments, TLS files or a file of clients.
     """
-    gc.freeze()  # what is loaded by now: else it is searched for garbage again and again, and requests wait for that
+    # What is loaded by now: else it is searched for garbage again and again, and requests wait for
+    # that.
+    gc.freeze()
     load = functools.partial(
         ServedVersion,
         options=options.batching,
@@ -127,7 +139,8 @@ def serve(
     watched = Trials(trials or TrialOptions(), _shadow_log(decision_log, run.dir, metrics), metrics.record_logged)
     server = PolicyServer(models, server_options, metrics, clients, log, *limits, watched)
     status = run.status('serve')
-    with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
+    # Calls all of them, the last one first, even if some fail.
+    with contextlib.ExitStack() as ending:
         ending.callback(status.update, 'stopped')
         ending.callback(watched.close)
         if log:
@@ -152,7 +165,9 @@ def serve(
 def _shadow_log(
     options: DecisionLogOptions | None, run_dir: RunDir, metrics: ServingMetrics
 ) -> Callable[[], DecisionLog] | None:
-    """Returns what makes the log of shadows' answers, beside the decisions, where no outcome is joined with them."""
+    """Returns what makes the log of shadows' answers, beside the decisions,
+    where no outcome is joined with them.
+    """
     if options is None:
         return None
     beside = dataclasses.replace(options, directory=f'{options.directory.rstrip("/")}/{SHADOW}')

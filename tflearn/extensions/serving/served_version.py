@@ -1,4 +1,6 @@
-"""One loaded version of a policy: its signatures, their limits, and the batches that requests become."""
+"""One loaded version of a policy: its signatures, their limits,
+and the batches that requests become.
+"""
 
 import collections
 import dataclasses
@@ -24,11 +26,13 @@ class BatchOptions:
     """How requests become batches. The names are those of TensorFlow Serving.
 
     Attributes:
-      max_batch_size: the largest number of rows of a batch; a larger request is computed separately.
-      batch_timeout_micros: how long an incomplete batch waits for more requests, in microseconds; with 0 it waits only
-        for a free thread.
+      max_batch_size: the largest number of rows of a batch; a larger request is computed
+        separately.
+      batch_timeout_micros: how long an incomplete batch waits for more requests, in microseconds;
+        with 0 it waits only for a free thread.
       num_batch_threads: the number of batches that are computed at the same time.
-      max_enqueued_batches: the number of batches that may wait; further requests get RESOURCE_EXHAUSTED.
+      max_enqueued_batches: the number of batches that may wait; further requests get
+        RESOURCE_EXHAUSTED.
     """
 
     max_batch_size: PositiveInt = 64
@@ -50,7 +54,8 @@ def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[
     """Returns a loaded function as one thread-safe operation on its inputs.
 
     Args:
-      function: the function; for batches, all its inputs and outputs have a leading batch dimension.
+      function: the function; for batches, all its inputs and outputs have a leading batch
+        dimension.
       options: the options of batches; None computes each call separately.
     """
     if options is None:
@@ -68,7 +73,8 @@ def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[
             f=function.definition,
             Tout=dtypes,
             shared_name=repr(options),  # one pool of threads for all functions
-            batching_queue=queue,  # calls of one queue share batches, so each set of weights needs its own
+            # Calls of one queue share batches, so each set of weights needs its own.
+            batching_queue=queue,
             **attributes,
         )
 
@@ -117,9 +123,10 @@ class Signature:
       inputs: the specs of the inputs, by name, in the order of the function's inputs.
       outputs: the names of the outputs.
       batched: whether all inputs and outputs have a leading batch dimension.
-      rows_per_call: the largest number of rows of requests that share a call; 0 computes each request separately.
-      max_waiting_rows: the number of rows that may wait: those of `max_enqueued_batches` full batches; without batches,
-        those of 16 of the largest requests.
+      rows_per_call: the largest number of rows of requests that share a call; 0 computes each
+        request separately.
+      max_waiting_rows: the number of rows that may wait: those of `max_enqueued_batches` full
+        batches; without batches, those of 16 of the largest requests.
     """
 
     def __init__(
@@ -142,11 +149,13 @@ class Signature:
         self.inputs: dict[str, tf.TensorSpec] = {
             spec.name: spec for spec in tf.nest.flatten(function.definition.structured_input_signature)
         }
-        self.outputs = tuple(sorted(function.definition.structured_outputs))  # the order of the function's outputs
+        # The order of the function's outputs.
+        self.outputs = tuple(sorted(function.definition.structured_outputs))
         self._shapes = {name: tuple(spec.shape) for name, spec in self.inputs.items()}
         self._bounds = {name: bound for name, bound in bounds.items() if name in self.inputs}
         self.batched = bool(self._shapes) and all(shape and shape[0] is None for shape in self._shapes.values())
-        alike = all(None not in shape[1:] for shape in self._shapes.values())  # else requests cannot share a call
+        # Else requests cannot share a call.
+        alike = all(None not in shape[1:] for shape in self._shapes.values())
         self._without_batch: Callable[..., Any] = program(function, None)
         batches = options if self.batched and alike else None
         self._program = program(function, batches) if batches else self._without_batch
@@ -225,7 +234,9 @@ class Signature:
 
 
 class Decisions:
-    """A signature that also chooses the actions, those of a batch at once; the queue of requests takes it as one."""
+    """A signature that also chooses the actions, those of a batch at once;
+    the queue of requests takes it as one.
+    """
 
     def __init__(self, computed: Signature, chooser: Chooser):
         self.batched, self.rows_per_call = computed.batched, computed.rows_per_call
@@ -247,9 +258,11 @@ class ServedVersion:
       may_be_apprentice: whether the product's own actions may be answered in place of the policy's.
       signatures: the signatures, by name.
       chooser: how the actions of a decision are chosen that is logged, or explores.
-      decisions: the default signature with these actions; None if the version has no such signature.
+      decisions: the default signature with these actions; None if the version has no such
+        signature.
       signature_defs: TensorFlow's `SignatureDef` messages, by name, for clients.
-      vocabularies: the values of the categories that the policy was trained on, by the categories' names.
+      vocabularies: the values of the categories that the policy was trained on, by the categories'
+        names.
     """
 
     def __init__(
@@ -307,7 +320,9 @@ class ServedVersion:
 
 
 def _meanings(vocabularies: Mapping[str, Sequence[str]], missing: Mapping[str, float]) -> dict[str, Meaning]:
-    """Returns what texts and nulls are, by the names of the inputs: an observation's categories begin with 1."""
+    """Returns what texts and nulls are, by the names of the inputs:
+    an observation's categories begin with 1.
+    """
     found = {name: Meaning(missing=number) for name, number in missing.items()}
     for name, words in vocabularies.items():
         found[name] = Meaning({word: number for number, word in enumerate(words, 1)}, 0)

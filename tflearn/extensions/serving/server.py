@@ -221,8 +221,8 @@ class PolicyServer:
 
         Raises:
           InvalidRequest: if the request does not fit the signature.
-          GrpcRefusal: if the model or the version is not served, or not yet; if too many requests wait; or if the
-            client may not ask this policy.
+          GrpcRefusal: if the model or the version is not served, or not yet; if too many requests
+            wait; or if the client may not ask this policy.
         """
         model = self._version(spec)
         with self._trials.measured(spec.name, model.version):
@@ -293,7 +293,8 @@ class PolicyServer:
         """Returns the inputs of a request, by name.
 
         Args:
-          shapes: their shapes. A few bytes can announce a very large tensor, so limits are checked before any is read.
+          shapes: their shapes. A few bytes can announce a very large tensor, so limits are checked
+            before any is read.
           read: returns an input of that name and dtype.
 
         Raises:

@@ -1,4 +1,5 @@
-"""TensorFlow Serving's messages, which the extra `serving` installs, and arrays as TensorFlow's TensorProto and back.
+"""TensorFlow Serving's messages, which the extra `serving` installs,
+and arrays as TensorFlow's TensorProto and back.
 
 Input is checked before memory is allocated for it.
 """
@@ -44,7 +45,8 @@ def shape_of(name: str, proto: Any, rank: int | None = None) -> tuple[int, ...]:
     """Returns the shape of a TensorProto.
 
     Args:
-      rank: the required number of dimensions, which is checked before they are read; None accepts any.
+      rank: the required number of dimensions, which is checked before they are read; None accepts
+        any.
 
     Raises:
       InvalidRequest: if the shape is unknown or has another rank.
@@ -61,7 +63,8 @@ def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
     """Returns the values of a TensorProto whose shape was checked.
 
     Args:
-      proto: a TensorProto with tensor_content or values; the last value is repeated for all that are missing.
+      proto: a TensorProto with tensor_content or values; the last value is repeated for all that
+        are missing.
 
     Raises:
       InvalidRequest: if the dtype or the number of values is wrong.
@@ -97,8 +100,8 @@ def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:
     """Writes an array into an empty TensorProto.
 
     Args:
-      content: whether to write tensor_content, which is faster for many values; else values, as TensorFlow Serving
-        does.
+      content: whether to write tensor_content, which is faster for many values; else values, as
+        TensorFlow Serving does.
     """
     dtype = tf.as_dtype(array.dtype)
     proto.dtype = dtype.as_datatype_enum

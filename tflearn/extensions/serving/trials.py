@@ -1,11 +1,13 @@
-"""Trials: metrics of versions that were just promoted, by which a bad one is taken back; and requests to shadows.
+"""Trials: metrics of versions that were just promoted, by which a bad one is taken back;
+and requests to shadows.
 
-Requests are counted in blocks, each of which is judged by itself, so that a version that goes bad after a long while is
-found as fast. All but `check` and `close` is called on the thread of the requests.
+Requests are counted in blocks, each of which is judged by itself, so that a version that goes bad
+after a long while is found as fast. All but `check` and `close` is called on the thread of the
+requests.
 
-Outcomes are compared by `core.confidence_sequences`, whose log is the draw of the arms: a key is the canary's with the
-probability of its share. So a canary that is worse by exactly the margin is ever taken back with a probability of at
-most 1 - level, however often it is looked at.
+Outcomes are compared by `core.confidence_sequences`, whose log is the draw of the arms: a key is
+the canary's with the probability of its share. So a canary that is worse by exactly the margin is
+ever taken back with a probability of at most 1 - level, however often it is looked at.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ from tflearn.extensions.serving.served_version import InvalidRequest
 from tflearn.net.grpc_server import GrpcRefusal
 from tflearn.policies import signatures, states
 
-_MAX_OPEN, _MAX_SHADOWS = 200_000, 64  # decisions that wait for outcomes; requests of shadows at the same time
+# Decisions that wait for outcomes; requests of shadows at the same time.
+_MAX_OPEN, _MAX_SHADOWS = 200_000, 64
 _MAX_KEYS = 500_000  # of a trial; later ones are left out
 _SLOW_SHARE = 0.01
 WHO = 'tflearn-serve'
@@ -44,14 +47,17 @@ class TrialOptions:
 
     Attributes:
       num_requests: the requests of a block.
-      max_error_share: the share of them that may fail by an error that is not the client's; None is any.
+      max_error_share: the share of them that may fail by an error that is not the client's; None is
+        any.
       max_latency_secs: the time within which 99 % of them have to be computed; None is any.
-      outcome_margin: how much less than the stable version's the mean reward of the canary's keys may be; it is taken
-        back when more is proved. None does not look at outcomes.
+      outcome_margin: how much less than the stable version's the mean reward of the canary's keys
+        may be; it is taken back when more is proved. None does not look at outcomes.
       outcome_low: the least reward of a decision; less counts as that.
       outcome_high: the greatest one; more counts as that.
-      outcome_secs: seconds after a decision in which its outcomes count; their sum is its reward, 0 without any.
-      level: 1 - level is the probability with which a canary that is worse by the margin is ever taken back.
+      outcome_secs: seconds after a decision in which its outcomes count; their sum is its reward, 0
+        without any.
+      level: 1 - level is the probability with which a canary that is worse by the margin is ever
+        taken back.
     """
 
     num_requests: PositiveInt = 200
@@ -70,7 +76,8 @@ class TrialOptions:
 
 @dataclasses.dataclass
 class _First:
-    """The decisions of the first request of a key, whose outcomes still count, and how the key was drawn.
+    """The decisions of the first request of a key, whose outcomes still count,
+    and how the key was drawn.
 
     Attributes:
       comparison: where they are compared.
@@ -79,7 +86,8 @@ class _First:
       rewards: by the decisions' ids.
       reported: what tells an outcome that comes again: its id, else its time and reward.
       at: when the decisions were made [s since 1970].
-      is_unknown: whether an outcome has a time before that, so that a clock is wrong; the key is left out.
+      is_unknown: whether an outcome has a time before that, so that a clock is wrong; the key is
+        left out.
       hidden: those of the decisions that were deferred, until an outcome says that they were shown.
     """
 
@@ -94,13 +102,15 @@ class _First:
 
 
 class _Comparison:
-    """The evidence that a canary is worse than the stable version by more than the margin, key by key.
+    """The evidence that a canary is worse than the stable version by more than the margin,
+    key by key.
 
     Attributes:
       canary: its version; None if there is none.
       stable: the version that it is compared with.
       keys: hashes of the keys that were drawn.
-      closed: share, whether the canary answered, and reward in [0, 1], of keys that are not compared yet.
+      closed: share, whether the canary answered, and reward in [0, 1], of keys that are not
+        compared yet.
     """
 
     def __init__(self, canary: int | None, stable: int, margin: float):
@@ -110,7 +120,8 @@ class _Comparison:
         self.closed: collections.deque[tuple[float, bool, float]] = collections.deque()
         size = len(confidence_sequences.BETS) * (1 + len(confidence_sequences.CONTROLS))
         self._logs, self._lost = np.zeros(size), np.zeros(size, bool)
-        self.numbers, self._totals = np.zeros(2, int), np.zeros(2)  # of the stable version and of the canary
+        # Of the stable version and of the canary.
+        self.numbers, self._totals = np.zeros(2, int), np.zeros(2)
 
     @property
     def means(self) -> np.ndarray:
@@ -201,7 +212,9 @@ class Trials:
     def decided(
         self, holder: ModelHolder, version: int, event_id: str, rows: int, key: str, is_deferred: bool = False
     ) -> None:
-        """Takes the ids of decisions, to which outcomes may come, and the key by which the version was chosen."""
+        """Takes the ids of decisions, to which outcomes may come,
+        and the key by which the version was chosen.
+        """
         comparison, found = self._comparisons.get(holder.name), holder.states
         self._close_decisions(self._clock())
         if comparison is None or comparison.canary is None or found is None or found.canary != comparison.canary:
@@ -276,7 +289,9 @@ class Trials:
             side_tasks.record_failure(f'ask the shadow of {holder.name}', error)
 
     def check(self, holder: ModelHolder, directory: pathlib.Path) -> None:
-        """Takes a version back that has fallen short; makes the log of the shadows when there is one."""
+        """Takes a version back that has fallen short;
+        makes the log of the shadows when there is one.
+        """
         if holder.shadow and self._make_log and self._log is None:
             with side_tasks.guarded('begin the log of shadows'):
                 self._log = self._make_log()
@@ -299,7 +314,9 @@ class Trials:
             logging.error('%s: version %d stays: %s', holder.name, version, error)
 
     def _worse(self, name: str) -> str:
-        """Returns why the outcomes of the canary's keys fall short of the stable version's; '' if not."""
+        """Returns why the outcomes of the canary's keys fall short of the stable version's;
+        '' if not.
+        """
         options, comparison = self._options, self._comparisons.get(name)
         if comparison is None or comparison.canary is None or comparison.log_wealth() < -math.log(1 - options.level):
             return ''

@@ -1,4 +1,5 @@
-"""Objects: the objects below a URL, in any store that fsspec knows. Each is written whole, by one put.
+"""Objects: the objects below a URL, in any store that fsspec knows.
+Each is written whole, by one put.
 
 Every call has a deadline and is repeated for a while; what fails then is an OSError, without
 credentials in its text.
@@ -89,7 +90,9 @@ class Objects:
             ) from error
 
     def check_creates(self) -> None:
-        """Raises ValueError if the store has no conditional put. Some ignore the condition, and overwrite."""
+        """Raises ValueError if the store has no conditional put.
+        Some ignore the condition, and overwrite.
+        """
         name, reason = f'.probe-{uuid.uuid4().hex}', 'it overwrites what exists'
         try:
             creates = self.create(name, b'first') and not self.create(name, b'second')
@@ -104,11 +107,15 @@ class Objects:
             )
 
     def list(self, prefix: str = '', recursive: bool = True) -> dict[str, Version]:
-        """Returns the version of each object whose name begins with the folder `prefix`. Raises OSError."""
+        """Returns the version of each object whose name begins with the folder `prefix`.
+        Raises OSError.
+        """
         return {name: _version(info) for name, info in self._infos(prefix, recursive).items()}
 
     def read(self, name: str) -> bytes:
-        """Returns an object's content. Raises FileNotFoundError if there is none, OSError if it cannot be read."""
+        """Returns an object's content. Raises FileNotFoundError if there is none,
+        OSError if it cannot be read.
+        """
         content = self._call('read', name, lambda: self._fs.cat_file(self._path(name)))
         return bytes(content)
 
@@ -124,7 +131,9 @@ class Objects:
             self._call('write', name, lambda: self._fs.pipe_file(self._path(name), content), len(content))
 
     def upload(self, path: pathlib.Path, name: str) -> None:
-        """Writes the content of a file. Raises FileNotFoundError if it is gone, OSError if it cannot be written."""
+        """Writes the content of a file. Raises FileNotFoundError if it is gone,
+        OSError if it cannot be written.
+        """
         size = path.stat().st_size
         if self._is_local:
             self.write(name, path.read_bytes())
@@ -219,7 +228,9 @@ class Objects:
             pause = min(2 * pause, 4.0)
 
     def _answer(self, call: Callable[[], _Result], urgent: bool, secs: float) -> _Result:
-        """Returns `call()`. Raises TimeoutError after `secs`; its thread, which may never return, is replaced."""
+        """Returns `call()`. Raises TimeoutError after `secs`; its thread, which may never return,
+        is replaced.
+        """
         pool = self._pools[urgent]
         future = pool.submit(call)
         try:
@@ -236,7 +247,9 @@ def _version(info: dict[str, Any]) -> Version:
 
 
 def _check(url: str) -> None:
-    """Refuses a URL that would show credentials in commands, logs and status files. Raises ValueError."""
+    """Refuses a URL that would show credentials in commands, logs and status files.
+    Raises ValueError.
+    """
     parts = urllib.parse.urlsplit(url)
     if '@' in parts.netloc or parts.query:
         raise UserValueError(

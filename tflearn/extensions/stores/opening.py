@@ -1,4 +1,6 @@
-"""Opens a run directory: a path as it is; a URL as a local copy of this process, see `StoreCopy`."""
+"""Opens a run directory: a path as it is; a URL as a local copy of this process,
+see `StoreCopy`.
+"""
 
 import contextlib
 import hashlib
@@ -23,7 +25,8 @@ _LOCK = 'lock'
 
 @contextlib.contextmanager
 def opened(url: str, job: str, name: str = '') -> Iterator[RunDir]:
-    """Provides the local copy of the run at a URL for the block; after it everything that was written is there.
+    """Provides the local copy of the run at a URL for the block;
+    after it everything that was written is there.
 
     Args:
       url: such as 's3://bucket/run'.

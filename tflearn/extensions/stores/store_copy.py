@@ -1,4 +1,5 @@
-"""StoreCopy: keeps the local copy of a run and its objects in a store the same, in the directions of a role.
+"""StoreCopy: keeps the local copy of a run and its objects in a store the same,
+in the directions of a role.
 
 Two threads work off the job's own: one for small files (status, requests, summaries), each second;
 one for artifacts (checkpoints, policies), so that a large upload does not hold back the status. A
@@ -40,7 +41,9 @@ _Local = tuple[int, ...]
 
 
 class StoreCopy(Store):
-    """The local copy of a run in `root`, of one process with one role; and the store that it is a copy of."""
+    """The local copy of a run in `root`, of one process with one role;
+    and the store that it is a copy of.
+    """
 
     check_secs = 6.0  # longer than between two renewals of a lock, which look at it
 
@@ -49,7 +52,8 @@ class StoreCopy(Store):
         self.objects, self.root, self._role = objects, root, role
         self._failing: set[str] = set()  # the threads whose newest pass failed
         self._small, self._large = threading.RLock(), threading.RLock()
-        self._files: dict[str, _Local] = {}  # as they were when they were last the same as in the store
+        # As they were when they were last the same as in the store.
+        self._files: dict[str, _Local] = {}
         self._sets: dict[str, Mapping[str, _Local]] = {}
         self._versions: dict[str, Version] = {}  # of the objects, then
         self._uploaded_at: dict[str, float] = {}
@@ -58,13 +62,16 @@ class StoreCopy(Store):
         self._threads: list[background.Thread] = []
 
     def restore(self) -> None:
-        """Copies what the role restores and follows, of a role that owns no sets all of it. Raises OSError."""
+        """Copies what the role restores and follows, of a role that owns no sets all of it.
+        Raises OSError.
+        """
         with self._large, self._small:
             self._restore(sets=not self._role.owns)
 
     def _restore(self, sets: bool) -> Mapping[str, Version]:
         """Copies what the role restores; returns the objects that there are."""
-        before, there = self.objects.list(), self.objects.list()  # what was there before an end is in the second one
+        # What was there before an end is in the second one.
+        before, there = self.objects.list(), self.objects.list()
         if sets:
             self._take_sets(there, self._role.is_restored)
             self._take_links({name: each for name, each in there.items() if self._role.is_restored(name)})
@@ -107,7 +114,9 @@ class StoreCopy(Store):
         return path.relative_to(self.root).as_posix()
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Restores the sets that this process owns from now on, and begins to write them. Raises OSError."""
+        """Restores the sets that this process owns from now on, and begins to write them.
+        Raises OSError.
+        """
         with self._large, self._small:
             self._remove_leftovers(self._restore(sets=True))
             self._owner_check = check
@@ -148,7 +157,9 @@ class StoreCopy(Store):
             self._write_small(all_of_it=True)
 
     def upload(self) -> None:
-        """Writes all sets that were written here before this call, and what refers to them. Raises OSError."""
+        """Writes all sets that were written here before this call, and what refers to them.
+        Raises OSError.
+        """
         with self._large:
             self._write_large()
 
@@ -255,7 +266,8 @@ class StoreCopy(Store):
             if not name.endswith(('/best', '/KEPT')) or self._files.get(name) == _identity(os.lstat(path)):
                 continue
             key = f'{name.rpartition("/")[0]}/{os.readlink(path)}' if path.is_symlink() else store_layout.set_of(name)
-            while key in self._sets and not self._is_whole(key):  # its owner may delete what looks incomplete to it
+            # Its owner may delete what looks incomplete to it.
+            while key in self._sets and not self._is_whole(key):
                 self._write_set(key, files)
 
     def _is_whole(self, key: str) -> bool:
@@ -267,7 +279,9 @@ class StoreCopy(Store):
         return False
 
     def _write_set(self, key: str, files: Mapping[str, os.stat_result]) -> None:
-        """Writes a set; if it is changed or deleted meanwhile, it has no marker, and the next pass begins again."""
+        """Writes a set; if it is changed or deleted meanwhile, it has no marker,
+        and the next pass begins again.
+        """
         names = [name for name in files if store_layout.set_of(name) == key and not name.endswith(('/KEPT', '/IN_USE'))]
         members, marker = _by_set({name: files[name] for name in names})[key], store_layout.marker(key)
         self.objects.delete(marker)
@@ -381,7 +395,9 @@ class StoreCopy(Store):
                     self._pass_over(marker, there[marker], error)
 
     def _take_set(self, key: str, described: store_layout.Described) -> bool:
-        """Copies a set, checks it and puts it into place; returns False if it is not what its marker lists."""
+        """Copies a set, checks it and puts it into place;
+        returns False if it is not what its marker lists.
+        """
         waiting = self.root / '.arriving' / key
         shutil.rmtree(waiting, ignore_errors=True)
         self._make_folder(self.root / key)

@@ -40,7 +40,9 @@ class _Marker(TypedDict):
 
 
 class BadObject(ValueError):
-    """An object that no program of ours writes. It is passed over: its file might be anywhere, or be unchecked."""
+    """An object that no program of ours writes. It is passed over: its file might be anywhere,
+    or be unchecked.
+    """
 
 
 def set_of(name: str) -> str | None:
@@ -72,7 +74,9 @@ def is_end(name: str) -> bool:
 
 
 def is_lock(name: str) -> bool:
-    """Whether a file is a lock, or the folder of all locks, which must be read and written in time."""
+    """Whether a file is a lock, or the folder of all locks,
+    which must be read and written in time.
+    """
     return name.split('/')[0] == 'owners'
 
 
@@ -94,7 +98,9 @@ def marked(name: str) -> str | None:
 
 
 def in_order(names: list[str]) -> list[str]:
-    """Returns the files of a set in the order in which they are put into place: what shows that it is there, last."""
+    """Returns the files of a set in the order in which they are put into place:
+    what shows that it is there, last.
+    """
     return sorted(names, key=lambda name: (name.endswith(('.index', '/DONE', '/saved_model.pb')), name))
 
 
@@ -131,7 +137,9 @@ def encode(described: Described) -> bytes:
 
 
 def decode(content: bytes, key: str) -> Described:
-    """Returns what the marker of a set lists. Raises BadObject if it is damaged, or lists what is not in the set."""
+    """Returns what the marker of a set lists. Raises BadObject if it is damaged,
+    or lists what is not in the set.
+    """
     try:
         marker = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -150,7 +158,9 @@ def decode(content: bytes, key: str) -> Described:
 
 
 def whole_sets(names: Mapping[str, object]) -> Iterator[str]:
-    """Yields the sets whose markers are among the names of objects. Markers of anything else are passed over."""
+    """Yields the sets whose markers are among the names of objects.
+    Markers of anything else are passed over.
+    """
     for name in names:
         key = marked(name)
         if key is not None and key in (set_of(f'{key}/file'), set_of(f'{key}.index')):

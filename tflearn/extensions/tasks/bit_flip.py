@@ -1,4 +1,5 @@
-"""Bit flipping: reach a state of n bits by flipping one in each step, with a reward only at the goal.
+"""Bit flipping: reach a state of n bits by flipping one in each step,
+with a reward only at the goal.
 
 Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv 1707.01495), section 3.1. It is a
 goal environment in gymnasium's sense: the observation is a dictionary of 'observation',
@@ -17,7 +18,8 @@ from tflearn.environments import vector_env
 
 
 class BitFlip(gymnasium.Env):
-    """An action flips a bit. The reward is -1, and 0 for the step that reaches the goal, which ends the episode.
+    """An action flips a bit. The reward is -1, and 0 for the step that reaches the goal,
+    which ends the episode.
 
     An episode is truncated after as many steps as there are bits, with which every goal can be
     reached.

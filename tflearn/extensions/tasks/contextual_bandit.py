@@ -1,4 +1,5 @@
-"""A contextual bandit whose best arm is known: the mean reward of each arm is linear in the context.
+"""A contextual bandit whose best arm is known:
+the mean reward of each arm is linear in the context.
 
 The environments of all seeds have the same arms, so that a policy of one can be evaluated in
 another. See Li et al. 2010 (arXiv 1003.0146), section 2.1, for the problem and the regret.

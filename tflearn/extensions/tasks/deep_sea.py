@@ -1,4 +1,5 @@
-"""Deep sea, the smallest task that needs exploration over many steps: only one of 2^n ways leads to the treasure.
+"""Deep sea, the smallest task that needs exploration over many steps:
+only one of 2^n ways leads to the treasure.
 
 Osband et al. 2020, "Behaviour Suite for Reinforcement Learning" (arXiv 1908.03568), appendix A; the
 deterministic one. A diver starts at the top left of n x n cells and sinks a row per step, to the
@@ -53,7 +54,8 @@ class DeepSea(gymnasium.Env):
     def __init__(self, size: int):
         """Takes the number of rows and columns."""
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (size**2,), np.float32)
-        self.right = np.random.default_rng(MAPPING_SEED).integers(0, 2, (size, size))  # the action to the right, [n, n]
+        # The action to the right, [n, n].
+        self.right = np.random.default_rng(MAPPING_SEED).integers(0, 2, (size, size))
         self._size, self._row, self._column = size, 0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:

@@ -1,4 +1,6 @@
-"""CartPole-v1 whose observation is a nested dict of numbers: to compare with the same numbers in one vector."""
+"""CartPole-v1 whose observation is a nested dict of numbers:
+to compare with the same numbers in one vector.
+"""
 
 from typing import Any
 
@@ -25,7 +27,9 @@ def make(num_environments: PositiveInt, seed: int | None) -> BatchedEnvironment:
 
 
 class Parts(gymnasium.ObservationWrapper):
-    """CartPole's four numbers as {'cart': {'position', 'velocity'}, 'pole': {'angle', 'velocity'}}, each a float32."""
+    """CartPole's four numbers as {'cart': {'position', 'velocity'}, 'pole': {'angle', 'velocity'}},
+    each a float32.
+    """
 
     def __init__(self, environment: gymnasium.Env):
         """Takes a CartPole environment."""

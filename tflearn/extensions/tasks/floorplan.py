@@ -1,4 +1,5 @@
-"""Floorplans, a small task like a chip's: blocks are placed one by one where they are allowed, for short wires.
+"""Floorplans, a small task like a chip's: blocks are placed one by one where they are allowed,
+for short wires.
 
 The observation is one that Circuit Training could have (Mirhoseini et al. 2021, "A graph placement
 methodology for fast chip design", Nature 594): features of the nodes of a graph, a list of its

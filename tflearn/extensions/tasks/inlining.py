@@ -1,4 +1,5 @@
-"""Inlining for size, a small task like a compiler's: a dict of integers, a yes or no, and a reward at the end.
+"""Inlining for size, a small task like a compiler's: a dict of integers, a yes or no,
+and a reward at the end.
 
 The observation is one that LLVM's inliner could have (Trofin et al. 2021, "MLGO: a Machine Learning
 Guided Compiler Optimizations Framework", arXiv 2101.04808), with fewer features and of a made-up

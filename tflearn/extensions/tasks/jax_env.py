@@ -1,4 +1,6 @@
-"""Environments written in JAX (Brax with MuJoCo MJX, gymnax, functions of one's own), thousands in one call."""
+"""Environments written in JAX (Brax with MuJoCo MJX, gymnax, functions of one's own),
+thousands in one call.
+"""
 
 import functools
 import secrets
@@ -30,7 +32,8 @@ def make(
     kwargs: Mapping[str, Any] | None = None,
     on_nonfinite: OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
-    """Makes a batch of an environment of Brax or gymnax, which JAX compiles and steps on its device.
+    """Makes a batch of an environment of Brax or gymnax,
+    which JAX compiles and steps on its device.
 
     Args:
       name: 'brax/ant' or 'gymnax/CartPole-v1', by the library's name of the environment.
@@ -220,7 +223,9 @@ def _brax(name: str, environment: str, kwargs: dict[str, Any]) -> _Brax:
 
 
 class _Gymnax(FuncEnv):
-    """An environment of gymnax, whose state here is its own with the observation, the reward and the end."""
+    """An environment of gymnax, whose state here is its own with the observation,
+    the reward and the end.
+    """
 
     def __init__(self, environment: Any, params: Any):
         from gymnax.environments import spaces

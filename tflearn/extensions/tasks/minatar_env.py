@@ -26,7 +26,8 @@ def make(
     repeat_action_probability: Annotated[float, Range(least=0, below=1)] = 0.1,
     difficulty_ramping: bool = True,
 ) -> BatchedEnvironment:
-    """Makes a batch of a MinAtar game, with the game's own action set. The defaults are the paper's.
+    """Makes a batch of a MinAtar game, with the game's own action set.
+    The defaults are the paper's.
 
     Args:
       game: one of 'asterix', 'breakout', 'freeway', 'seaquest' and 'space_invaders'.
@@ -54,7 +55,9 @@ def make(
 
 
 class _MinAtar(gymnasium.Env):
-    """A game. MinAtar's own class for gymnasium has the channels as booleans, which no network here takes."""
+    """A game. MinAtar's own class for gymnasium has the channels as booleans,
+    which no network here takes.
+    """
 
     def __init__(self, make_game: Any):
         self._game = make_game()

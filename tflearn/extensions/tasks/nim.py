@@ -85,7 +85,9 @@ class Nim(gymnasium.Env):
         return any(self._heaps)
 
     def _reply(self) -> int:
-        """Returns the opponent's action: one of the best, if there is one and its skill allows it, or any legal one."""
+        """Returns the opponent's action: one of the best, if there is one and its skill allows it,
+        or any legal one.
+        """
         legal = np.flatnonzero(self._legal()).tolist()
         if self.np_random.random() < self._skill:
             best = [action for action in legal if not nim_sum(self._after(action))]

@@ -1,4 +1,5 @@
-"""Recommending items to users: thousands of actions, each with a known embedding, of which a part are candidates.
+"""Recommending items to users: thousands of actions, each with a known embedding,
+of which a part are candidates.
 
 A task like a recommender's: what a user thinks of an item is the product of the two vectors. Users
 get bored: after an item, the part of their taste along it has shrunk. What is known of a user may
@@ -20,7 +21,8 @@ _BOREDOM = 0.3  # of the taste along a shown item
 
 
 def embeddings(num_items: int = 2_000, num_factors: int = 16) -> np.ndarray:
-    """Returns the items' vectors, of length 1, float32 [num_items, num_factors]: the same in all processes.
+    """Returns the items' vectors, of length 1, float32 [num_items, num_factors]:
+    the same in all processes.
 
     Args:
       num_items: the number of items.
@@ -31,7 +33,8 @@ def embeddings(num_items: int = 2_000, num_factors: int = 16) -> np.ndarray:
 
 
 def turned(vectors: np.ndarray, drift: float) -> np.ndarray:
-    """Returns vectors [..., even number] whose numbers are turned, two by two: what is known of users of this taste.
+    """Returns vectors [..., even number] whose numbers are turned, two by two:
+    what is known of users of this taste.
 
     Args:
       drift: the angle [radians]; 0 changes nothing, a quarter turn leaves nothing of what was
@@ -54,7 +57,9 @@ class Recommender(gymnasium.Env):
     """
 
     def __init__(self, items: np.ndarray, num_candidates: int, session_steps: int, drift: float = 0.0):
-        """Takes the items' vectors, how many are candidates in a session, its steps, and the drift; see `turned`."""
+        """Takes the items' vectors, how many are candidates in a session, its steps, and the drift;
+        see `turned`.
+        """
         self._items, self._num_candidates, self._session_steps = items, num_candidates, session_steps
         self._drift = drift
         num_items, num_factors = items.shape

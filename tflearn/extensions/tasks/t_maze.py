@@ -1,4 +1,5 @@
-"""The T-maze, the smallest task that needs memory: a signal at the start says where to turn at the corridor's end.
+"""The T-maze, the smallest task that needs memory:
+a signal at the start says where to turn at the corridor's end.
 
 Bakker 2002, "Reinforcement Learning with Long Short-Term Memory" (NIPS 14), section 4.1.
 Observations, actions and rewards are the paper's, without noise. Differs from the paper: an episode

@@ -1,4 +1,6 @@
-"""Gin's names of TF-Agents' learners, under which a program's gin files bind arguments: they mean ours."""
+"""Gin's names of TF-Agents' learners, under which a program's gin files bind arguments:
+they mean ours.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,7 +27,8 @@ def in_place_of(replaced: type) -> Callable[[_Class], _Class]:
 
     def register(cls: _Class) -> _Class:
         is_interactive = gin.config._INTERACTIVE_MODE  # gin tells it nowhere else
-        with gin.unlock_config(), gin.config.interactive_mode():  # in which names can be registered again
+        # In which names can be registered again.
+        with gin.unlock_config(), gin.config.interactive_mode():
             registered: _Class = gin.configurable(replaced.__name__, module=replaced.__module__)(cls)
         if is_interactive:
             gin.enter_interactive_mode()

@@ -46,7 +46,9 @@ def over_stacks(
 
 
 def traced_once(program: Callable[[tf.Tensor], tf.Tensor]) -> Program:
-    """Returns a program in a graph. Its trace is kept: looking it up again costs as much as a small train step."""
+    """Returns a program in a graph. Its trace is kept:
+    looking it up again costs as much as a small train step.
+    """
     in_graph = tf.function(program, autograph=False)
     trace = functools.cache(lambda: in_graph.get_concrete_function(tf.TensorSpec((), tf.int64)))
     return lambda count: trace()(tf.constant(count, tf.int64)).numpy()

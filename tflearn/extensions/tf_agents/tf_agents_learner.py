@@ -189,7 +189,8 @@ class Learner:
         temporary ones.
         """
         run_dir = self._open(root)
-        if len(set(workers.Agreement(self.strategy).texts(os.path.abspath(root)))) == 1:  # also of one worker
+        # Also of one worker.
+        if len(set(workers.Agreement(self.strategy).texts(os.path.abspath(root)))) == 1:
             run_dir = self._opened.enter_context(writable_run_dir(self.strategy, run_dir))
         if is_url(root):
             self._opened.enter_context(run_dir.own('train', threading.Event()))
@@ -337,7 +338,8 @@ class Learner:
 
     def _program(self, recorded: bool, iterator: Any) -> Program:
         """Returns what takes a number of train steps, and returns what `_over_iterator` does."""
-        if iterator is not (self._stacks or self._iterator):  # traced once for all that have the same elements
+        # Traced once for all that have the same elements.
+        if iterator is not (self._stacks or self._iterator):
             return lambda count: self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()
         if recorded not in self._own_programs:
             if self._stacks:

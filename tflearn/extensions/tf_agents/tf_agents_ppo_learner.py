@@ -1,4 +1,6 @@
-"""Drop-in for `tf_agents.train.ppo_learner.PPOLearner`: each `run` trains on all of its own sequences only."""
+"""Drop-in for `tf_agents.train.ppo_learner.PPOLearner`:
+each `run` trains on all of its own sequences only.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -118,7 +120,8 @@ class PPOLearner(Learner):
         self._update = tf.function(self._update_normalizers, autograph=False)
 
     def run(self, parallel_iterations: int = 10) -> Any:  # type: ignore[override]  # as TF-Agents'
-        """Updates the normalizers, trains on fresh samples until all are used, then calls the triggers.
+        """Updates the normalizers, trains on fresh samples until all are used,
+        then calls the triggers.
 
         Raises:
           ValueError: if the samples are too few for one minibatch on each replica.
