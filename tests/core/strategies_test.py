@@ -132,7 +132,8 @@ def test_rejects_tpu_on_a_machine_without_one(tmp_path):
     program = "from tflearn.core import strategies; strategies.make('tpu:local')"
     done = _in_a_process_of_its_own(tmp_path, program)
     assert done.returncode == 1
-    assert re.search("no TPU starts at 'local'.*need a TPU and a TensorFlow made for it", done.stderr), done.stderr[-3000:]
+    expected = "no TPU starts at 'local'.*need a TPU and a TensorFlow made for it"
+    assert re.search(expected, done.stderr), done.stderr[-3000:]
 
 
 def test_rejects_multi_worker_after_tensorflow_has_started(tmp_path):
