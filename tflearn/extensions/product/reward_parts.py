@@ -6,7 +6,7 @@ A data set keeps each part, so that the gate can limit it: `policy_info.part_<na
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,11 @@ from tflearn.data import metadata
 _RANGE, _RETURNS, _LONGEST, _HEAVIEST = 'reward_range', 'return_range', 'longest', 'greatest_weight'
 STATED = _RANGE, _RETURNS, _LONGEST, _HEAVIEST, metadata.SLOTS
 LARGEST = float(np.finfo(np.float32).max)
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    _LONGEST: (lambda value: isinstance(value, int) and value >= 1, 'the most steps of an episode'),
+    _HEAVIEST: (lambda value: type(value) in (int, float) and 0 < value <= LARGEST, 'a number above 0'),
+    metadata.SLOTS: (lambda value: isinstance(value, bool), 'true or false'),
+}
 PARTS, WEIGHTS = 'parts', 'weights'  # tables of a column map
 PREFIX = 'part.'  # of the fields of rows
 _KEPT = 'part_'
@@ -35,18 +40,11 @@ def stated(given: Mapping[str, Any]) -> dict[str, Any]:
             raise UserValueError(f'got {name} = {ends!r:.100}; need two numbers, the least one first')
         if name in given:
             found |= {'low': float(ends[0]), 'high': float(ends[1])} | ({'whole': True} if name == _RETURNS else {})
-    if _LONGEST in given:
-        if not isinstance(given[_LONGEST], int) or given[_LONGEST] < 1:
-            raise UserValueError(f'got {_LONGEST} = {given[_LONGEST]!r:.100}; need the most steps of an episode')
-        found[_LONGEST] = given[_LONGEST]
-    if _HEAVIEST in given:
-        if type(given[_HEAVIEST]) not in (int, float) or not 0 < given[_HEAVIEST] <= LARGEST:
-            raise UserValueError(f'got {_HEAVIEST} = {given[_HEAVIEST]!r:.100}; need a number above 0')
-        found[_HEAVIEST] = float(given[_HEAVIEST])
-    if metadata.SLOTS in given:
-        if not isinstance(given[metadata.SLOTS], bool):
-            raise UserValueError(f'got {metadata.SLOTS} = {given[metadata.SLOTS]!r:.100}; need true or false')
-        found[metadata.SLOTS] = given[metadata.SLOTS]
+    for name, (is_right, need) in _CHECKS.items():
+        if name in given:
+            if not is_right(given[name]):
+                raise UserValueError(f'got {name} = {given[name]!r:.100}; need {need}')
+            found[name] = given[name]
     return found
 
 
