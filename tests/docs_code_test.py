@@ -203,20 +203,9 @@ def test_every_block_has_a_language():
         assert not re.search(r'^\n {4,}\S', re.sub(r'(?ms)^```.*?^```$', '', docs_blocks.text_of(page)), re.M), page
 
 
-def _blocks_of(name: str) -> list[docs_blocks.Block]:
-    """Returns the blocks of a page without those of the part that is a program of its own; of PAGE#PART these alone."""
-    page, _, part = name.partition('#')
-    blocks = [block for block in BLOCKS if block.page.name == page]
-    parts = [other.partition('#')[2] for other in AFTER if other.startswith(f'{page}#')]
-    for heading in parts:
-        begin = docs_blocks.text_of(DOCS / page).partition(f'\n## {heading}\n')[0].count('\n')
-        blocks = [block for block in blocks if (block.line > begin) == bool(part)]
-    return blocks
-
-
 def _execute(name: str, **given) -> None:
     """Executes the Python of a page, one block after the other, as one program in the working directory."""
-    blocks = _blocks_of(name)
+    blocks = docs_blocks.of_program(name, AFTER)
     for block in blocks:
         if block.file_name:
             pathlib.Path(block.file_name).write_text(block.text, encoding='utf-8')

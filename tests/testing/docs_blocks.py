@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -121,6 +121,16 @@ BLOCKS = [block for page in PAGES for block in _blocks(page)]
 
 def of(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
+
+
+def of_program(name: str, names: Iterable[str]) -> list[Block]:
+    """Returns the blocks of PAGE without those of its parts that are programs in `names`; of PAGE#PART these alone."""
+    page, _, part = name.partition('#')
+    blocks = [block for block in BLOCKS if block.page.name == page]
+    for heading in (other.partition('#')[2] for other in names if other.startswith(f'{page}#')):
+        begin = text_of(DOCS / page).partition(f'\n## {heading}\n')[0].count('\n')
+        blocks = [block for block in blocks if (block.line > begin) == bool(part)]
+    return blocks
 
 
 def _commands() -> Iterator[tuple[str, list[str]]]:
