@@ -3,6 +3,8 @@
     python benchmarks/importing.py --rows=1000000 --kinds=csv,parquet,jsonl,join [--peer=polars]
 
 The peer is pyarrow, which reads the files, or polars where it is installed, which scans them and joins those of `join`.
+What it has read, it also writes, in another process, to a file of Arrow without compression, since an import ends with
+files: that is a second comparison. The share of an import is that of making and writing its records.
 
 `join` is of decisions and outcomes in JSON lines, one of each for a row. The others are of a table of 14 columns:
 sessions of five rows, eight numbers, two categories, a probability, a reward. Each side runs in a process of its own,
@@ -42,21 +44,24 @@ path = pathlib.Path(sys.argv[1])
 begin, begin_cpu = time.perf_counter(), time.process_time()
 {call}
 secs, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+share = sum(writing) / cpu if 'writing' in globals() else 0.0
 # Not getrusage's, which begins with that of the process that started this one.
 peak = re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]
-print(json.dumps([secs, cpu, int(peak) / 1e6]))
+print(json.dumps([secs, cpu, int(peak) / 1e6, share]))
 """
 _BLOCK_ROWS = 100_000
-HEAD = """| | rows | {peer} [s] | import [s] | ratio | ratio of processor time | memory [GB] |
-|---|---|---|---|---|---|---|"""
-PEERS = {'pyarrow': 'import pyarrow.csv, pyarrow.json, pyarrow.parquet', 'polars': 'import polars'}
+HEAD = (
+    '| | rows | {peer} [s] | import [s] | ratio | ratio of processor time | that to {peer} with a file '
+    '| share of writing | memory [GB] |\n|---|---|---|---|---|---|---|---|---|'
+)
+PEERS = {'pyarrow': 'import pyarrow.csv, pyarrow.feather, pyarrow.json, pyarrow.parquet', 'polars': 'import polars'}
 _TABLES = '[{}(path.with_name(name)) for name in ("decisions.jsonl", "outcomes.jsonl")]'
 READ = {
     'pyarrow': {
         'csv': 'table = pyarrow.csv.read_csv(path)',
         'parquet': 'table = pyarrow.parquet.read_table(path)',
         'jsonl': 'table = pyarrow.json.read_json(path)',
-        'join': f'tables = {_TABLES.format("pyarrow.json.read_json")}',
+        'join': f'table = {_TABLES.format("pyarrow.json.read_json")}',
     },
     'polars': {
         'csv': 'table = polars.scan_csv(path).collect()',
@@ -66,14 +71,33 @@ READ = {
         'table = decisions.join(outcomes, left_on="id", right_on="event_id", how="left").collect()',
     },
 }
-IMPORT = """
+WRITE = {
+    'pyarrow': 'for i, each in enumerate(table if isinstance(table, list) else [table]):\n'
+    '    pyarrow.feather.write_feather(each, path.with_name(f"written{i}"), "uncompressed")',
+    'polars': 'table.write_ipc(path.with_name("written"))',
+}
+# Processor time of the thread that makes records, and of the one that writes them.
+WRITING = """
+from tflearn.data import records, writer
+writing = []
+def measured(function):
+    def call(*arguments):
+        begin = time.thread_time()
+        result = function(*arguments)
+        writing.append(time.thread_time() - begin)
+        return result
+    return call
+records.Encoder.encode_together = measured(records.Encoder.encode_together)
+writer.EpisodeWriter.write_records = measured(writer.EpisodeWriter.write_records)
+"""
+IMPORT = f"""{WRITING}
 from tflearn.extensions.product import log_import, log_rows
 mapped = log_rows.read_map(path.with_name('map.toml'))
 """
-JOIN = """
+JOIN = f"""{WRITING}
 from tflearn.extensions.product import log_import
 names = [path.with_name(name) for name in ('decisions.jsonl', 'decisions.toml', 'outcomes.jsonl')]
-outcomes = {'paths': names[2:], 'window_secs': 60.0, 'default_reward': 0.0}
+outcomes = {{'paths': names[2:], 'window_secs': 60.0, 'default_reward': 0.0}}
 """
 JOIN_CALL = 'log_import.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), outcomes=outcomes)'
 CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
@@ -122,7 +146,7 @@ def write_decisions(folder: pathlib.Path, num_rows: int) -> None:
 
 
 def timed(before: str, call: str, *arguments: object) -> list[float]:
-    """Returns wall time, CPU time [s] and memory [GB] of a call in a new process."""
+    """Returns wall time, CPU time [s], memory [GB] and the share of writing of a call in a new process."""
     program = [sys.executable, '-c', TIMED.format(before=before, call=call), *map(str, arguments)]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])
@@ -141,8 +165,8 @@ def main() -> None:
     rows, rounds = (20_000, 1) if given.quick else (given.rows, given.rounds)
     results = {kind: measured(kind, rows, rounds, given.peer) for kind in given.kinds.split(',')}
     print(f'medians of {rounds} rounds\n\n{HEAD.format(peer=given.peer)}')
-    for kind, (*ratios, memory) in ((kind, result.values()) for kind, result in results.items()):
-        print(f'| {kind} | {rows:,} |', *(f'{value:.2f} |' for value in ratios), f'{memory:.2f} |')
+    for kind, found in results.items():
+        print(f'| {kind} | {rows:,} |', *(f'{value:.2f} |' for value in found.values()))
     if given.json:
         given.json.write_text(json.dumps({'rows': rows, 'peer': given.peer, **results}))
 
@@ -158,17 +182,21 @@ def measured(kind: str, rows: int, rounds: int, name_of_peer: str) -> dict[str, 
             write_table(folder, kind, rows)
         path, output = folder / f'log.{kind}', folder / 'imported'  # of 'join' only the folder counts
         for _ in range(rounds):
-            peer = timed(PEERS[name_of_peer], READ[name_of_peer][kind], path)
+            read = READ[name_of_peer][kind]
+            peer = timed(PEERS[name_of_peer], read, path)
+            writing = timed(PEERS[name_of_peer], f'{read}\n{WRITE[name_of_peer]}', path)
             ours = (JOIN, JOIN_CALL) if kind == 'join' else (IMPORT, CALL)
-            found.append((peer, timed(*ours, path, output)))
+            found.append((peer, writing, timed(*ours, path, output)))
             print(kind, *found[-1], file=sys.stderr, flush=True)
             shutil.rmtree(output)
     return {
-        'peer_secs': statistics.median(peer[0] for peer, _ in found),
-        'import_secs': statistics.median(ours[0] for _, ours in found),
-        'ratio': statistics.median(ours[0] / peer[0] for peer, ours in found),
-        'cpu_ratio': statistics.median(ours[1] / peer[1] for peer, ours in found),
-        'memory_gb': statistics.median(ours[2] for _, ours in found),
+        'peer_secs': statistics.median(peer[0] for peer, _, _ in found),
+        'import_secs': statistics.median(ours[0] for _, _, ours in found),
+        'ratio': statistics.median(ours[0] / peer[0] for peer, _, ours in found),
+        'cpu_ratio': statistics.median(ours[1] / peer[1] for peer, _, ours in found),
+        'cpu_ratio_with_a_file': statistics.median(ours[1] / writing[1] for _, writing, ours in found),
+        'share_of_writing': statistics.median(ours[3] for _, _, ours in found),
+        'memory_gb': statistics.median(ours[2] for _, _, ours in found),
     }
 
 

@@ -60,14 +60,15 @@ def checked_separator(given: Any) -> str | None:
 
 def are_plain(data: bytes, dialect: Dialect) -> bool:
     """Returns whether all quotes of whole lines stand around cells: each line is a row, unless a cell has several."""
-    if _RETURN in data:
+    # One alone ends a row for the parser.
+    if (returns := data.count(b'\r')) and returns != data.count(b'\r\n'):
         return False
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == _QUOTE)
     if len(quotes) % 2:
         return False
     beside = np.zeros(256, bool)
-    beside[[ord(dialect.separator), _NEWLINE, _QUOTE]] = True  # two quotes stand for one
+    beside[[ord(dialect.separator), _NEWLINE, _RETURN, _QUOTE]] = True  # two quotes stand for one
     # Before the first byte is the last one, a newline.
     return bool(beside[text[quotes[::2] - 1]].all() and beside[text[quotes[1::2] + 1]].all())
 

@@ -303,12 +303,7 @@ class _Order:
             if back.any():
                 rows = rows.take(np.lexsort((rows['row'], rows['time'], first)))
         if 'id' in self.keys:
-            by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
-            order = np.lexsort([rows[name] for name in by])
-            is_same = np.logical_and.reduce([_same(rows[order], name) for name in by[1:]])
-            # The slots of a decision are rows of one number, and no doubles of each other.
-            first_of = np.maximum.accumulate(np.where(np.r_[True, ~is_same], np.arange(len(rows)), 0))
-            double = order[rows['row'][order] != rows['row'][order][first_of]]
+            double = self._doubles(rows)
         else:
             again = _same(rows, 'key') & ~_same(rows, 'row')
             double = 1 + np.flatnonzero(again) if 'time' in self.keys else np.arange(0)
@@ -324,6 +319,18 @@ class _Order:
             self.report.counts['episodes left out'] += len(left_out)
             rows = rows[~np.isin(rows['key'], left_out)]
         return rows
+
+    def _doubles(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the indices of rows with an id that was there before."""
+        ids = np.sort(rows['id'])
+        if not (ids[1:] == ids[:-1]).any():  # which is seen faster than an order of the rows
+            return np.arange(0)
+        by = ('row', 'id', 'key') if 'episode' in self.keys else ('row', 'id')
+        order = np.lexsort([rows[name] for name in by])
+        is_same = np.logical_and.reduce([np.diff(rows[name][order]) == 0 for name in by[1:]])
+        # The slots of a decision are rows of one number, and no doubles of each other.
+        first_of = np.maximum.accumulate(np.where(np.r_[True, ~is_same], np.arange(len(rows)), 0))
+        return order[rows['row'][order] != rows['row'][order][first_of]]
 
     def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
         """Counts rows; returns whether they are refused, and marks them then."""

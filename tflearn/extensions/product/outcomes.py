@@ -226,9 +226,11 @@ class Outcomes:
         """
         decisions[ACTIVATED] |= self._activated(decisions, outcomes[outcomes['activates']])
         outcomes = self._counted(outcomes[~outcomes['is_alone']], counts)
-        begins = np.searchsorted(outcomes['id'], decisions['id'])
-        ends = np.searchsorted(outcomes['id'], decisions['id'], 'right')
-        lengths = ends - begins
+        ids = np.append(outcomes['id'], np.uint64(0))
+        begins = np.searchsorted(ids[:-1], decisions['id'])
+        # Where the outcomes of an id end is found faster in their order than in that of the decisions.
+        ends = np.append(np.searchsorted(ids[:-1], ids[:-1], 'right'), len(outcomes))
+        lengths = np.where(ids[begins] == decisions['id'], ends[begins] - begins, 0)
         of = np.repeat(np.arange(len(decisions)), lengths)  # the decision of each outcome
         places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + begins[of]
         joined = np.zeros(len(outcomes), bool)
