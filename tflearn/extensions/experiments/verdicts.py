@@ -22,7 +22,6 @@ _FEWEST_PAIRS = 6  # five have none below 6.25%
 _POWER = 0.8
 _DRAWS = 4_000
 
-Interval = tuple[Any, Any]  # lower and upper end
 Word = Literal['better', 'worse', 'equal', 'not told apart', 'no verdict attainable']
 
 
