@@ -230,11 +230,13 @@ def test_an_error_is_followed_by_a_checkpoint_if_that_is_wanted(
     assert (learner.checkpoints.newest is not None) == saved
 
 
-def test_steps_before_the_data_end_count(tmp_path, make_agent, make_dataset_fn, caplog):
+def test_steps_before_data_without_info_end_count(tmp_path, make_agent, make_dataset_fn, caplog):
     fired = []
     triggers = [PeriodicAction(fired.append, every_steps=5)]
-    learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path), triggers=triggers)
+    dataset_fn = lambda context: make_dataset_fn(0, 7)(context).map(lambda data, info: data)  # noqa: E731
+    learner = Learner(make_agent(), dataset_fn, RunDir(tmp_path), triggers=triggers)
     result = learner.run(100)
+    assert result.info == {}
     assert (result.num_steps, learner.step, fired) == (7, 7, [7])
     assert np.isfinite(result.loss)
     assert result.data_ended
@@ -289,12 +291,6 @@ def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn
     assert len(triggers) == 1, "the caller's list is the caller's"
     learner.close()
     assert len(list(run_dir.checkpoints.glob('*.index'))) == 3
-
-
-def test_data_without_info(tmp_path, make_agent, make_dataset_fn):
-    dataset_fn = lambda context: make_dataset_fn()(context).map(lambda data, info: data)  # noqa: E731
-    result = Learner(make_agent(), dataset_fn, RunDir(tmp_path)).run(3)
-    assert (result.num_steps, result.info) == (3, {})
 
 
 @lanes.classic
