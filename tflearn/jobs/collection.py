@@ -85,7 +85,7 @@ class Collection(Resumable):
             newest: Callable[[], Any] = lambda: self._actor.time_step  # noqa: E731
             observers.append(EpisodeRecorder(self.metrics, num_environments, name, measured.on_episode, newest))
         self._actor: Actor = Actor(environment, first, observers, experience.slicing.store_policy_state)
-        self._parts: list[Resumable] = [*observers, self._actor]
+        self._parts = [*observers, self._actor]
         self._made_of: Mapping[str, str] = {}
         self._max_saved_gb = options.max_saved_gb
         self._refused = self.continues_episodes = False
@@ -123,7 +123,6 @@ class Collection(Resumable):
         """See `Resumable`. 'environment' is None if it cannot be saved."""
         return {
             **super().content(),
-            'parts': [part.content() for part in self._parts],
             'environment': None if self._refused else self._saved_environment(),
             'made_of': self._made_of,
         }
@@ -142,14 +141,12 @@ class Collection(Resumable):
         """See `Resumable`; begins new episodes if the environment is another one,
         or cannot be restored.
         """
-        super().set_content(content)
         self.continues_episodes = self._continue_environment(content)
-        if self._num_random_steps and not self.random:
+        if self._num_random_steps and not content['random']:
             self._actor.set_policy(self._policy)
         if not self.continues_episodes:
             content['parts'][-1]['_time_step'] = None
-        for part, own in zip(self._parts, content['parts'], strict=True):
-            part.set_content(own)
+        super().set_content(content)
 
     def _continue_environment(self, content: Mapping[str, Any]) -> bool:
         """Restores the environment of a checkpoint.

@@ -130,13 +130,7 @@ class EpisodeStream(OfEpisodes):
         """Restores the position of a checkpoint, before the first `grant`; logs it if the windows were others."""
         saved = json.loads(string_value)
         self._seed = saved['seed']
-        if saved.get('window_rows') != self._window_rows:
-            logging.warning(
-                'the checkpoint has windows of %s rows, these have %d: the batches are not those that an undisturbed '
-                'run would have had',
-                saved.get('window_rows'),
-                self._window_rows,
-            )
+        self._expect(saved, {'window_rows': self._window_rows})
         if 'position' in saved:
             self._positions = collections.deque([Position(**saved['position'])])
             self._drawn.assign(saved['batches'])

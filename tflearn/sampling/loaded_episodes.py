@@ -4,7 +4,7 @@ import abc
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +42,16 @@ class OfEpisodes(Source, tf.train.experimental.PythonState):
     @abc.abstractmethod
     def _num_batches(self) -> int:
         """Returns how many batches were drawn."""
+
+    def _expect(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Logs it if a checkpoint is of other data, or of another order, than this source."""
+        found = {name: saved.get(name) for name in own}
+        if found != own:
+            logging.warning(
+                'the checkpoint has %s, this run %s: the batches are not those that an undisturbed run would have had',
+                found,
+                own,
+            )
 
     @property
     def ended(self) -> bool:
@@ -127,15 +137,7 @@ class LoadedEpisodes(OfEpisodes):
     def deserialize(self, string_value: str) -> None:
         """Restores the position of a checkpoint; logs it if its data were others."""
         saved = json.loads(string_value)
-        if (saved.get('order'), saved.get('size')) != (self._order, self.size):
-            logging.warning(
-                'the checkpoint is of %s sequences in the order %r, these are %d in the order %r: the batches are not '
-                'those that an undisturbed run would have had',
-                saved.get('size'),
-                saved.get('order'),
-                self.size,
-                self._order,
-            )
+        self._expect(saved, {'order': self._order, 'size': self.size})
         self._seed.assign(saved['seed'])
         self._drawn.assign(saved.get('drawn', 0))
 

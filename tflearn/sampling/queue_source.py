@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core.errors import UserTypeError
 from tflearn.core.experience import Reuse
 from tflearn.replay.chunks import with_version
 from tflearn.replay.item_reader import ItemReader, Readers, one_by_one
@@ -134,8 +133,6 @@ class QueueSource(Planned):
         """
         experience = storage.experience
         replay = experience.replay
-        if replay.learns_from_old_items:
-            raise UserTypeError(f'got Experience.replay={replay!r}; need Queue(...)')
         self._storage, self._batch_size = storage, batch_size
         self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
         self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))

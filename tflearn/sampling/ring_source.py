@@ -7,7 +7,6 @@ import abc
 import dataclasses
 import fractions
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -254,6 +253,7 @@ class LocalReplay(RingSource):
         self._chunks = ChunkBuilder(
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
         )
+        self._parts = [self._ring, self._chunks, *([self._by_priority] if self._by_priority else [])]
         self._inserts = self._rounds = self._granted = 0
         self._num_filled = 0  # sequences beyond `min_size` that were there before collection
         self._is_complete = False
@@ -272,20 +272,6 @@ class LocalReplay(RingSource):
         chunks = self._chunks.append(trajectory.step_type, trajectory.next_step_type, trajectory.discount)
         self._inserts += self._ring.add(chunks)
         self._rounds += self._ring.size >= self._min_size
-
-    def content(self) -> dict[str, Any]:
-        """See `Resumable`."""
-        return {**super().content(), 'parts': [part.content() for part in self._parts]}
-
-    def set_content(self, content: Mapping[str, Any]) -> None:
-        """See `Resumable`."""
-        super().set_content(content)
-        for part, own in zip(self._parts, content['parts'], strict=True):
-            part.set_content(own)
-
-    @property
-    def _parts(self) -> list[Resumable]:
-        return [self._ring, self._chunks, *([self._by_priority] if self._by_priority else [])]
 
     def begin_with_next(self) -> None:
         """See `ChunkBuilder.begin_with_next`."""
