@@ -313,6 +313,9 @@ def test_baselines_are_exact_where_all_decisions_are_enumerated():
         assert low < value < high < low + 0.15
         assert f'95% interval of {name}: [{low:.4g}, {high:.4g}], effective sample size' in found.text()
     assert "'action 0' for one half of the data and 'action 0' for the other" in found.text()
+    assert 'nearly constant' not in found.text()
+    constant = evaluate(of_decisions(*kinds, PREFERS, np.array([[0.03, 0.92, 0.05]] * 2)), options).text()
+    assert "the policy takes the action 'action 1' in 92% of the decisions: it is nearly constant; " in constant
     header = [line for line in found.text().splitlines() if line.startswith('estimator')]
     assert header[0].endswith('uniform  best constant  always action 1')
     saved = json.loads(json.dumps(found.json(), allow_nan=False))

@@ -21,6 +21,8 @@ _ValueFeatures = tuple[np.ndarray, np.ndarray, np.ndarray]
 # Features of a state: each choice has parameters of its own, so many choices leave few; and of all choices together.
 _PER_CHOICE, _MOST = 64, 1024
 _FEW_EPISODES = 10.0  # of an effective sample size below which importance sampling is not to be trusted
+# The share of one action from which a policy hardly looks at observations, also with an epsilon of 0.1.
+_NEARLY_CONSTANT = 0.9
 
 
 @checked_dataclass(frozen=True)
@@ -139,6 +141,7 @@ def evaluate(
         warnings.append('the policy always takes the same floats, so importance sampling is not possible')
     elif log.log_behaviour is not None:
         warnings += _weight_warnings(log, log.episodes(steps.log_target), own)
+    warnings += _constant_warning(steps)
     intervals = {} if own.interval is None else {'the policy': own.interval}
     logged, _ = log.interval(None)
     if logged is not None:
@@ -164,6 +167,23 @@ def _weight_warnings(log: '_Log', episodes: Episodes, found: Estimates) -> list[
         f'the mean weight of the episodes is {weight:.3g}, not 1: the policy takes actions that '
         f'the data never have, or the behaviour policy is not as {log.origin}; do not trust '
         'importance sampling, nor doubly robust'
+    ]
+
+
+def _constant_warning(steps: RecordedSteps) -> list[str]:
+    """Returns a hint if the policy hardly ever takes another action than one, where others were legal."""
+    if steps.choices is None or steps.even is None or not len(steps.action_names):
+        return []
+    could_choose = steps.is_step & ((steps.even > 0).sum(axis=1) > 1)
+    if not could_choose.any():
+        return []
+    shares = steps.choices[could_choose].mean(axis=0)
+    if shares.max() < _NEARLY_CONSTANT:
+        return []
+    name = steps.action_names[int(shares.argmax())]
+    return [
+        f'the policy takes the action {name!r} in {shares.max():.0%} of the decisions: it is nearly constant; '
+        f'compare it with the best constant action, and with --baseline_action={name}'
     ]
 
 
