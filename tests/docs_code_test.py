@@ -161,6 +161,9 @@ experience = dataclasses.replace(impala.EXPERIENCE, slicing=slicing)
 network = NetworkOptions(make_network=make_memory)
 agent = impala.make_agent(specs, train_step.create_train_step(), experience, network=network)
 assert [each.shape for each in tf.nest.flatten(agent.collect_policy.policy_state_spec)] == [(64,), (64,)]
+specs = types.EnvironmentSpecs(tf.TensorSpec((3,), tf.float32), tensor_spec.BoundedTensorSpec((2,), tf.float32, 0, 5))
+agent = make_laplace_agent(specs, train_step.create_train_step(), ppo.EXPERIENCE)
+assert agent.collect_data_spec.policy_info['dist_params']['numbers'].shape == (4,)
 """,
     'your-algorithm.md': f"""
 import tflearn

@@ -298,7 +298,9 @@ def test_training_drops_features_and_acting_does_not():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ({'activation': 'best'}, "got activation='best'; need the name"),
+        ({'activation': 'best'}, "got activation='best'; need a name of Keras's activations, such as 'gelu'"),
+        ({'kernel_initializer': 'best'}, "got kernel_initializer='best'; need a name of Keras's initializers"),
+        ({'layer_norm': True, 'batch_norm': True}, 'got layer_norm and batch_norm; need one of them'),
         ({'dropout': 1.0}, 'got dropout=1.0; need a share'),
         ({'fc_layer_params': ()}, 'got fc_layer_params without a layer; need'),
         (

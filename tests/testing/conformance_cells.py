@@ -39,7 +39,7 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_offline import train_offline
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
-from tflearn.networks import sets
+from tflearn.networks import own_heads, sets
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import signatures, versions
 from tflearn.replay import reader
@@ -75,6 +75,9 @@ AGENTS = dict(sorted(ALGORITHMS.items(), key=lambda item: item[1].is_variant))
 _PREVIOUS = NetworkOptions((8,), lstm_size=(4,), previous_action=True, previous_reward=True)
 _impala = ALGORITHMS['impala']
 AGENTS['impala_previous'] = _impala._replace(example=dataclasses.replace(_impala.example, network=_PREVIOUS))
+_BETA = dataclasses.replace(ALGORITHMS['ppo'].example, network=NetworkOptions((8,), make_head=own_heads.beta))
+_BETA = dataclasses.replace(_BETA, actions=('continuous', 'nested'))
+AGENTS['ppo_beta'] = ALGORITHMS['ppo']._replace(example=_BETA)
 # Transforms of observations with floats, as the packaged gin files have them.
 TRANSFORMS: dict[str, Callable[[], list[Any]]] = {'td3_bc': lambda: [normalize.Observations()]}
 

@@ -43,7 +43,9 @@ class Networks(NamedTuple):
         return Targets([(self.critics, self.targets)], tau, period)
 
 
-def make_networks(problem: Problem, algorithm: str, action_mask: str | None) -> Networks:
+def make_networks(
+    problem: Problem, algorithm: str, action_mask: str | None, unused: tuple[str, ...] = ('lstm_size', 'shared')
+) -> Networks:
     """Makes an actor of one action, discrete or a vector of floats, and two critics of (256, 256) units by default.
 
     Raises:
@@ -51,7 +53,8 @@ def make_networks(problem: Problem, algorithm: str, action_mask: str | None) -> 
         for.
     """
     parts.check_experience(problem.experience, algorithm)
-    specs, network = problem.specs, problem.network.completed(problem.specs, algorithm, fc_layer_params=(256, 256))
+    specs = problem.specs
+    network = problem.network.completed(specs, algorithm, unused, fc_layer_params=(256, 256))
     mask, observation_spec = make_mask(specs, action_mask)
     actor = networks.actor(observation_spec, specs.action, network, masked=mask is not None)
     actor.create_variables()

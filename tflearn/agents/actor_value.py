@@ -81,7 +81,7 @@ class ActorValueNetwork(network.Network):
         if self._has_heads:
             projections = heads.of_logits(specs.action)
         else:
-            projections = heads.projections(specs.action, masked, noise)
+            projections = heads.projections(specs.action, masked, noise, options.make_head)
         self._projections = projections
         # Not attributes, since Keras would wrap their nests.
         self._heads = lambda: tf.nest.flatten(projections)

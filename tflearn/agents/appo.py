@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
-from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.agents import impala
@@ -103,7 +102,7 @@ def make_agent(
     """
     network = complete(problem, 'APPO')
     optimizers = impala.make_optimizers(problem)
-    noise = heads.noise_of(problem.specs.action, initial_deviation)
+    noise = heads.noise_of(problem.specs.action, initial_deviation, make_head=network.make_head)
     trained, target = (
         ActorValueNetwork(problem.specs, network, action_mask, name, noise=noise, normalizes_values=normalize_values)
         for name in ('ActorValueNetwork', 'TargetNetwork')
@@ -146,7 +145,7 @@ class AppoAgent(impala.ImpalaAgent):
         factor = vtrace.clipped_ratios(unroll.behaviour_log_probs - log_probs, options.ratio_bar)
         ratios = factor * tf.exp(unroll.log_probs - unroll.behaviour_log_probs)
         clipped = tf.clip_by_value(ratios, 1 - options.clip_epsilon, 1 + options.clip_epsilon)
-        divergence = ppo_utils.nested_kl_divergence(distribution, unroll.distribution, outer_dims=(0, 1))[:, :-1]
+        divergence = heads.divergence(distribution, unroll.distribution, 2, self._draws)[:, :-1]
 
         def loss(advantages: tf.Tensor) -> tf.Tensor:
             surrogate = tf.minimum(ratios * advantages, clipped * advantages)

@@ -30,6 +30,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.core.types import Agent, EnvironmentSpecs, leaf_paths
+from tflearn.networks import heads
 from tflearn.optimization import offline_loss
 
 EXPERIENCE = Experience(replay=Uniform(), batch=BatchItems(256))
@@ -204,7 +205,7 @@ class BCAgent(ActorValueAgent):
             (distribution, _), _ = self._network(observation, step_type=step_type, training=training)
             log_probs = common.log_probability(distribution, now.action, self.action_spec)
             legal = offline_loss.legal_counts(log_probs, masked)
-            entropy = common.entropy(distribution, self.action_spec, outer_rank=2)
+            entropy = heads.entropy(distribution, 2, self._draws)
             metrics = {'log_likelihood': log_probs, 'entropy': entropy, **self._errors(distribution, now.action)}
             losses = metrics['squared_error'] if self._options.kind == 'mse' else -log_probs
             factors = self._weights(experience, counts * legal)

@@ -121,7 +121,7 @@ def make_agent(
     """
     specs = problem.specs
     network = problem.network.completed(
-        specs, 'DQN', ('lstm_size', 'shared', 'critic_fc_layer_params'), fc_layer_params=(100, 50)
+        specs, 'DQN', ('lstm_size', 'shared', 'critic_fc_layer_params', 'make_head'), fc_layer_params=(100, 50)
     )
     spec_checks.check_one_discrete_action(specs.action, 'DQN')
     check_experience(problem.experience, 'DQN')

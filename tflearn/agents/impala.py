@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
-from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.agents import own_loss, parts
@@ -145,7 +144,7 @@ def make_agent(
     """
     network = complete(problem, 'IMPALA')
     optimizers = make_optimizers(problem)
-    noise = heads.noise_of(problem.specs.action, initial_deviation)
+    noise = heads.noise_of(problem.specs.action, initial_deviation, make_head=network.make_head)
     actor_value = ActorValueNetwork(
         problem.specs, network, action_mask, noise=noise, normalizes_values=normalize_values
     )
@@ -204,7 +203,7 @@ class ImpalaAgent(ActorValueAgent):
             targets, advantages = self._vtrace_targets(unroll, log_ratios)
             policy_loss = loss_of(self._network.scaled(advantages))
             value_loss = 0.5 * tf.square(self._network.scaled(targets - unroll.values[:, :-1]))
-            entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
+            entropy = heads.entropy(unroll.distribution, 2, self._draws)[:, :-1]
             losses = (
                 options.policy_coefficient * policy_loss
                 + options.value_coefficient * value_loss
@@ -271,7 +270,7 @@ class ImpalaAgent(ActorValueAgent):
         bound = self._options.rho_bar
         ratios = vtrace.clipped_ratios(log_ratios, bound)
         behaviour = self._network.distribution(unroll.experience.policy_info)
-        divergence = ppo_utils.nested_kl_divergence(behaviour, unroll.distribution, outer_dims=(0, 1))
+        divergence = heads.divergence(behaviour, unroll.distribution, 2, self._draws)
         return {
             'kl_to_behaviour': divergence[:, :-1],
             'mean_rho': ratios,

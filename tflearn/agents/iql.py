@@ -100,7 +100,7 @@ def make_agent(
     specs = problem.specs
     spec_checks.check_one_action(specs.action, 'IQL')
     parts.check_experience(problem.experience, 'IQL')
-    network = problem.network.completed(specs, 'IQL', fc_layer_params=(256, 256))
+    network = problem.network.completed(specs, 'IQL', ('lstm_size', 'shared'), fc_layer_params=(256, 256))
     _, observation_spec = make_mask(specs, action_mask)
     critics = critics_lib.make(observation_spec, specs.action, network)
     actor_value = ActorValueNetwork(specs, dataclasses.replace(network, critic_fc_layer_params=None), action_mask)

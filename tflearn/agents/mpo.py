@@ -109,7 +109,8 @@ def make_agent(
       ValueError: if the action is another one, the experience is a queue, or a number is invalid.
     """
     spec_checks.check_one_action(problem.specs.action, 'MPO')
-    made, target = (actor_critic.make_networks(problem, 'MPO', action_mask) for _ in range(2))
+    unused = ('lstm_size', 'shared', 'make_head')
+    made, target = (actor_critic.make_networks(problem, 'MPO', action_mask, unused) for _ in range(2))
     optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4, 'dual': 1e-2}, 40.0, unclipped=('dual',))
     pairs = [(made.actor, target.actor), (made.critics, made.targets)]
     targets = Targets(pairs, target_update_tau, target_update_period)

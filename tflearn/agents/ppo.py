@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
-from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.agents import own_loss, parts, self_imitation
@@ -224,7 +223,7 @@ def make_agent(
                 'or max_kl=None'
             )
     normalized = (normalize_observations, normalize_rewards, normalize_values)
-    noise = heads.noise_of(problem.specs.action, initial_deviation, state_dependent_noise)
+    noise = heads.noise_of(problem.specs.action, initial_deviation, state_dependent_noise, problem.network.make_head)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', noise)
     optimizers = problem.optimizers({'ppo': 3e-4}, 0.5)
     agent = PPOAgent(
@@ -239,15 +238,17 @@ def make_networks(
     normalized: tuple[bool, bool, bool],
     algorithm: str,
     noise: StateDependentNoise | float = heads.INITIAL_DEVIATION,
+    unused: tuple[str, ...] = (),
 ) -> tuple[ActorValueNetwork, Normalizers]:
     """Checks the arguments of `make_agent`, and makes the network and the normalizers of observations and rewards.
 
-    `normalized` is which of observations, rewards and values are.
+    `normalized` is which of observations, rewards and values are; `unused` are the fields of `NetworkOptions` that the
+    algorithm has no use for.
 
     Raises:
       ValueError: see `make_agent`.
     """
-    network, replay = complete(problem, algorithm), problem.experience.replay
+    network, replay = complete(problem, algorithm, unused), problem.experience.replay
     if replay.learns_from_old_items or replay.reuse:
         raise UserValueError(
             f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
@@ -467,10 +468,8 @@ class PPOAgent(ActorValueAgent):
         log_ratios = tf.where(counts > 0, self._log_prob(distribution, samples.action) - samples.log_prob, 0.0)
         ratios, epsilon = tf.exp(log_ratios), schedules.at(options.clip_epsilon, self.train_step_counter)
         rank = counts.shape.rank
-        entropy = common.entropy(distribution, self.action_spec, outer_rank=rank)
-        divergence = ppo_utils.nested_kl_divergence(
-            self._network.distribution(samples.behaviour), distribution, outer_dims=tuple(range(rank))
-        )
+        entropy = heads.entropy(distribution, rank, self._draws)
+        divergence = heads.divergence(self._network.distribution(samples.behaviour), distribution, rank, self._draws)
         advantages = samples.advantage if options.normalize_advantages else self._network.scaled(samples.advantage)
         metrics = {
             'policy_loss': policy_loss(ratios, advantages, epsilon),

@@ -125,7 +125,7 @@ def make_agent(
     """
     specs = problem.specs
     spec_checks.check_one_discrete_action(specs.action, 'R2D2')
-    unused = ('shared', 'critic_fc_layer_params')
+    unused = ('shared', 'critic_fc_layer_params', 'make_head')
     network = problem.network.completed(specs, 'R2D2', unused, fc_layer_params=(64,), lstm_size=(64,))
     parts.check_experience(problem.experience, 'R2D2', True, loss.burn_in_steps)
     mask, observation_spec = make_mask(specs, action_mask)

@@ -21,6 +21,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.core.settings import Fraction, NonNegativeFloat, checked_dataclass
 from tflearn.core.types import Agent
+from tflearn.networks import heads
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 
@@ -151,7 +152,7 @@ class ReinforceAgent(ActorValueAgent):
         losses = {
             'policy_loss': -common.log_probability(distribution, experience.action, self.action_spec) * advantages,
             'value_loss': errors,
-            'entropy': common.entropy(distribution, self.action_spec, outer_rank=2),
+            'entropy': heads.entropy(distribution, 2, self._draws),
         }
         sums = [tf.reduce_sum(tf.where(counts > 0, counts * each, 0.0)) for each in losses.values()]
         steps = tf.cast(~experience.is_boundary()[:, :-1], tf.float32)  # a last row is also the next item's first

@@ -31,6 +31,7 @@ from tflearn.agents.actor_value import DIST_PARAMS
 from tflearn.core.agent_data import WrappedAgent, WrappingPolicy
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import Agent, EnvironmentSpecs, integer_bounds
+from tflearn.networks import own_heads
 
 
 class ActionRescaling:
@@ -238,6 +239,7 @@ class _Rescaled(_Unchanged):
         dtype = self._dtype.as_numpy_dtype
         self._bounds = low.astype(spec.dtype.as_numpy_dtype), high.astype(spec.dtype.as_numpy_dtype)
         self._half = np.where(varies, high / 2 - low / 2, 0).astype(dtype)
+        self.log_factor = float(np.log(self._half[varies]).sum())  # of the range of all numbers to the agent's
         self._middle = np.where(varies, high / 2 + low / 2, low).astype(dtype)
         # The numbers that vary in the flat tensor; and the place of each of its numbers among
         # these, 0 for constants.
@@ -269,6 +271,8 @@ class _Rescaled(_Unchanged):
             return tfp.distributions.Deterministic(self._constants(spec, first))
         if isinstance(distribution, tfp.distributions.Deterministic):
             return tfp.distributions.Deterministic(self.to_environment(distribution.mode(), like))
+        if isinstance(distribution, own_heads.ByNumbers):
+            return _Moved(distribution, self)
         if isinstance(distribution, distribution_utils.SquashToSpecNormal):
             return self._squashed(distribution.input_distribution)
         if isinstance(distribution, tfp.distributions.MultivariateNormalDiag):
@@ -280,10 +284,14 @@ class _Rescaled(_Unchanged):
         raise NotImplementedError(f'got a {type(distribution).__name__}; need one of the distributions above')
 
     def parameters_spec(self, parameters: Mapping[str, tf.TensorSpec]) -> Any:
+        if own_heads.NUMBERS in parameters:
+            return parameters
         return {name: tf.TensorSpec(self._spec.shape, self._spec.dtype, spec.name) for name, spec in parameters.items()}
 
     def parameters_to_environment(self, parameters: Mapping[str, tf.Tensor]) -> Any:
-        """Converts 'loc', and deviations of any other name."""
+        """Converts 'loc', and deviations of any other name; but not what a distribution of one's own is made of."""
+        if own_heads.NUMBERS in parameters:
+            return parameters
         return {
             name: self.to_environment(value, None)
             if name == 'loc'
@@ -292,6 +300,8 @@ class _Rescaled(_Unchanged):
         }
 
     def parameters_to_agent(self, parameters: Mapping[str, tf.Tensor]) -> Any:
+        if own_heads.NUMBERS in parameters:
+            return parameters
         half = np.where(self._half > 0, self._half, 1)
         return {
             name: self.to_agent(value)
@@ -331,6 +341,27 @@ class _Rescaled(_Unchanged):
         outer = tf.shape(values)[: values.shape.rank - self._spec.shape.rank]
         flat = tf.reshape(values, tf.concat([outer, [self._places.size]], axis=0))
         return tf.gather(flat, self._varying, axis=-1)
+
+
+class _Moved(own_heads.ByNumbers):
+    """A distribution by numbers, of the environment's actions."""
+
+    def __init__(self, distribution: own_heads.ByNumbers, rescaling: _Rescaled):
+        """Takes that of the agent's actions, and their conversion."""
+        super().__init__(distribution.parameters[own_heads.NUMBERS], lambda _: distribution, 'Moved')
+        self._rescaling = rescaling
+
+    def sample(self, sample_shape: Any = (), seed: Any = None, name: str = 'sample', **_: Any) -> tf.Tensor:
+        return self._rescaling.to_environment(self.inner.sample(sample_shape, seed, name), None)
+
+    def log_prob(self, value: tf.Tensor, name: str = 'log_prob', **_: Any) -> tf.Tensor:
+        return self.inner.log_prob(self._rescaling.to_agent(value), name) - self._rescaling.log_factor
+
+    def mode(self, name: str = 'mode', **_: Any) -> tf.Tensor:
+        return self._rescaling.to_environment(self.inner.mode(name), None)
+
+    def entropy(self, name: str = 'entropy', **_: Any) -> tf.Tensor:
+        return self.inner.entropy(name) + self._rescaling.log_factor
 
 
 class _Counted(_Unchanged):

@@ -192,12 +192,15 @@ def make_networks(
     """Returns a tanh-squashed normal policy unless there is another one; and the critics, and those of the targets."""
     if noise and actor_network:
         raise UserValueError('got state_dependent_noise with actor_network; need one of them')
+    heads.check_no_head(network.make_head, state_dependent_noise=noise, actor_network=actor_network)
     if network.lstm_size:
         units, activation = tuple(network.fc_layer_params or ()), network.activation_function
         critic_units = network.of_critic().fc_layer_params
         network = dataclasses.replace(network, fc_layer_params=units[:1], critic_fc_layer_params=critic_units)
         features = network.make_encoder(specs.observation, 'actor', with_memory=True)
-        actor: Any = recurrent.RecurrentActor(specs.observation, specs.action, features, units[1:], activation)
+        actor: Any = recurrent.RecurrentActor(
+            specs.observation, specs.action, features, network.head(heads.tanh_normal), units[1:], activation
+        )
     else:
         head: heads.MakeProjection = heads.tanh_normal
         if noise:

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.agents import tf_agent
-from tf_agents.utils import common
 
 from tflearn.agents import parts, ppo
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
@@ -208,7 +207,7 @@ def make_agent(
     """
     normalized = (normalize_observations, normalize_rewards, normalize_values)
     noise = heads.noise_of(problem.specs.action, initial_deviation)
-    actor_value, normalizers = ppo.make_networks(problem, action_mask, normalized, 'V-MPO', noise)
+    actor_value, normalizers = ppo.make_networks(problem, action_mask, normalized, 'V-MPO', noise, ('make_head',))
     rates = {'v_mpo': 3e-4, 'v_mpo_dual': 1e-2}
     optimizers = problem.optimizers(rates, 0.5, unclipped=('v_mpo_dual',))
     return VMPOAgent(problem, actor_value, optimizers, loss, normalizers)
@@ -268,7 +267,7 @@ class VMPOAgent(ppo.PPOAgent):
         metrics = {
             'policy_loss': policy_losses,
             'value_loss': self._value_loss(values, samples),
-            'entropy': common.entropy(distribution, self.action_spec, outer_rank=rank),
+            'entropy': heads.entropy(distribution, rank, self._draws),
             'kl_to_behaviour': tf.add_n(list(divergences.values())),
             'temperature_loss': temperature_loss,
             'eta': tf.identity(self._eta),

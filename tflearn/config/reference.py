@@ -68,7 +68,7 @@ SECTIONS = (
         r'optimizers\.OptimizerOptions|schedules\.[a-z]\w+',
     ),
     Section('Models for products', ('policies',), r'products\.ProductOptions'),
-    Section('Networks', ('networks',), r'\w+\.(make_network|from_\w+)', frozenset({'spec', 'name'})),
+    Section('Networks', ('networks',), r'\w+\.(make_network|from_\w+)|own_heads\.mixture', frozenset({'spec', 'name'})),
     Section(
         'Environments',
         ('environments', 'extensions.games', 'extensions.tasks'),

@@ -308,6 +308,22 @@ MakeNetwork = Callable[[types.NestedTensorSpec, str], Any]
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()  # no two networks of an agent share weights
 
 
+def check_keras(name: str, value: str, functions: Any, example: str) -> None:
+    """Raises ValueError for the name of an activation or initializer that Keras does not have.
+
+    Args:
+      name: the setting's name.
+      value: its value.
+      functions: Keras' module of them.
+      example: a name that there is.
+    """
+    try:
+        functions.get(value)
+    except (ValueError, TypeError) as error:
+        kind = functions.__name__.rpartition('.')[2]
+        raise UserValueError(f"got {name}={value!r}; need a name of Keras's {kind}, such as {example!r}") from error
+
+
 def own_network(
     make_network: MakeNetwork,
     spec: types.NestedTensorSpec,

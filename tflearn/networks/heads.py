@@ -1,6 +1,6 @@
 """The last layers of policies: features -> the distribution of the action, float32 in any precision of the network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import Draws
-from tflearn.networks import state_dependent
+from tflearn.networks import own_heads, state_dependent
 
-INITIAL_DEVIATION = 0.35  # of an action in [-1, 1]
+INITIAL_DEVIATION = own_heads.INITIAL_DEVIATION
 _IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
 _NORMAL = (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag, state_dependent.StateDependentNormal)
 
@@ -33,6 +33,8 @@ def sample(distributions: Any, draws: Draws, sample_shape: Sequence[int] = ()) -
 
 
 def _sample(distribution: tfp.distributions.Distribution, draws: Draws, sample_shape: Sequence[int]) -> tf.Tensor:
+    if isinstance(distribution, own_heads.ByNumbers):
+        return _sample(distribution.inner, draws, sample_shape)
     if isinstance(distribution, distribution_utils.SquashToSpecNormal):
         # By the bijector, which remembers what it squashed for the log-probabilities.
         bijector = distribution._squashed_distribution.bijector
@@ -42,6 +44,44 @@ def _sample(distribution: tfp.distributions.Distribution, draws: Draws, sample_s
         shape = tf.concat([np.array(sample_shape, np.int32), tf.shape(mean)], axis=0)
         return mean + deviation * tf.cast(draws.normal(shape), mean.dtype)
     return distribution.sample(sample_shape, seed=draws.seed())
+
+
+def entropy(distributions: Any, outer_rank: int, draws: Draws) -> tf.Tensor:
+    """Returns the entropy of a nest of distributions [nats], float32 of the outer dimensions.
+
+    Of one without a formula, it is estimated by an action that is drawn.
+    """
+
+    def of_one(distribution: tfp.distributions.Distribution) -> tf.Tensor:
+        try:
+            return distribution.entropy()
+        except NotImplementedError:
+            return -distribution.log_prob(_sample(distribution, draws, ()))
+
+    return _summed(map(of_one, tf.nest.flatten(distributions)), outer_rank)
+
+
+def divergence(before: Any, after: Any, outer_rank: int, draws: Draws) -> tf.Tensor:
+    """Returns KL(before | after) of two nests of distributions [nats], float32 of the outer dimensions.
+
+    Of one without a formula, it is estimated by an action that is drawn from the first: without a
+    bias, and never below 0 (r - 1 - log r, of the ratio r of the second's probability to the
+    first's).
+    """
+
+    def of_two(first: tfp.distributions.Distribution, second: tfp.distributions.Distribution) -> tf.Tensor:
+        try:
+            return first.kl_divergence(second)
+        except NotImplementedError:
+            action = tf.stop_gradient(_sample(first, draws, ()))
+            log_ratio = second.log_prob(action) - first.log_prob(action)
+            return tf.math.expm1(log_ratio) - log_ratio
+
+    return _summed(map(of_two, tf.nest.flatten(before), tf.nest.flatten(after)), outer_rank)
+
+
+def _summed(parts: Iterable[tf.Tensor], outer_rank: int) -> tf.Tensor:
+    return tf.add_n([tf.reduce_sum(part, axis=list(range(outer_rank, part.shape.rank))) for part in parts])
 
 
 class _Float32Inputs:
@@ -74,12 +114,15 @@ def noise_of(
     action_spec: types.NestedTensorSpec,
     initial_deviation: float | None,
     state_dependent_noise: state_dependent.StateDependentNoise | None = None,
+    make_head: own_heads.MakeHead | None = None,
 ) -> state_dependent.StateDependentNoise | float:
     """Returns what `projections` takes of the arguments of `make_agent`, of which one may be set.
 
     Raises:
-      ValueError: if both are, or there is an initial deviation of no float action.
+      ValueError: if both are, or one with a head of one's own, or there is an initial deviation of no
+        float action.
     """
+    check_no_head(make_head, initial_deviation=initial_deviation, state_dependent_noise=state_dependent_noise)
     if initial_deviation is not None and not any(leaf.dtype.is_floating for leaf in tf.nest.flatten(action_spec)):
         raise UserValueError(
             f'got initial_deviation={initial_deviation:g} for the action {action_spec}; need floats for it; set it to '
@@ -91,6 +134,13 @@ def noise_of(
             'one of them; set StateDependentNoise.initial_deviation'
         )
     return state_dependent_noise or initial_deviation or INITIAL_DEVIATION
+
+
+def check_no_head(make_head: own_heads.MakeHead | None, **others: Any) -> None:
+    """Raises ValueError if there is a head of one's own and another argument of the distribution."""
+    for name, value in others.items():
+        if make_head and value is not None:
+            raise UserValueError(f'got NetworkOptions.make_head with {name}; need one of them; remove {name}')
 
 
 def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
@@ -185,6 +235,7 @@ def projections(
     action_spec: types.NestedTensorSpec,
     masked: bool = False,
     noise: state_dependent.StateDependentNoise | float = INITIAL_DEVIATION,
+    make_head: own_heads.MakeHead | None = None,
 ) -> Any:
     """Makes a network for each tensor of the action: features -> distribution of the tensor, float32.
 
@@ -193,11 +244,14 @@ def projections(
       masked: whether the network, for integers, takes a mask of legal actions.
       noise: the noise of floats, for their distribution; or the initial deviation of a normal one,
         which does not depend on features.
+      make_head: makes the distribution of floats instead; None does not.
     """
 
     def projection(spec: types.BoundedTensorSpec) -> network.Network:
         if tensor_spec.is_discrete(spec):
             return categorical(spec, masked)
+        if make_head:
+            return own_heads.Head(spec, make_head)
         if isinstance(noise, state_dependent.StateDependentNoise):
             return state_dependent.Head(spec, noise)
         return normal(spec, noise)

@@ -18,10 +18,8 @@ from tf_agents.typing import types
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.networks import encoder, heads, noisy, spec_checks
+from tflearn.networks import encoder, heads, noisy, own_heads, spec_checks
 from tflearn.networks.gtrxl import GTrXL, GTrXLOptions
-
-_ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
 
 
 @checked_dataclass(frozen=True)
@@ -35,7 +33,8 @@ class NetworkOptions:
       critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation
         of observation and continuous action; or of the value's own, in an algorithm without
         critics. None has those of `fc_layer_params`, or the algorithm's.
-      activation: the activation function of these layers; None is the algorithm's.
+      activation: Keras' name of the activation function of these layers, such as 'relu', 'tanh',
+        'gelu' or 'swish'; None is the algorithm's.
       lstm_size: units of the layers of `memory` after them; None is a network without memory. With
         memory, set `Slicing.store_policy_state`; otherwise each sequence starts with a state of
         zeros.
@@ -59,11 +58,13 @@ class NetworkOptions:
         before, in the observation's part `previous_action`, float32 [n]: one-hot integers, and
         floats in [-1, 1]; zeros in an episode's first step.
       previous_reward: the same of the reward of the step before, `previous_reward`, float32.
+      make_head: makes the distribution of each tensor of floats of an action that a policy draws,
+        in place of the algorithm's normal one; see `own_heads`, which has some.
     """
 
     fc_layer_params: Sequence[int] | None = None
     critic_fc_layer_params: Sequence[int] | None = None
-    activation: Literal['relu', 'tanh'] | None = None
+    activation: str | None = None
     lstm_size: Sequence[int] | None = None
     shared: bool = False
     conv_layer_params: encoder.ConvLayerParams | None = None
@@ -73,12 +74,13 @@ class NetworkOptions:
     gtrxl: GTrXLOptions = GTrXLOptions()
     previous_action: bool = False
     previous_reward: bool = False
+    make_head: own_heads.MakeHead | None = None
 
     def completed(
         self,
         specs: EnvironmentSpecs,
         algorithm: str,
-        unused: Sequence[str] = ('lstm_size', 'shared'),
+        unused: Sequence[str] = ('lstm_size', 'shared', 'make_head'),
         **defaults: Any,
     ) -> 'NetworkOptions':
         """Returns the layers of an algorithm.
@@ -100,6 +102,11 @@ class NetworkOptions:
                     f'got NetworkOptions.{name}={getattr(self, name)!r}; {algorithm} has no use for it; remove it, or '
                     'choose another algorithm'
                 )
+        encoder.check_keras('NetworkOptions.activation', self.activation or 'relu', tf.keras.activations, 'gelu')
+        if self.make_head and not any(leaf.dtype.is_floating for leaf in tf.nest.flatten(specs.action)):
+            raise UserValueError(
+                f'got NetworkOptions.make_head for the action {specs.action}; need floats for it; set it to None'
+            )
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         made = dataclasses.replace(self, **missing)
         if made.memory != 'lstm' and not made.lstm_size:
@@ -119,7 +126,13 @@ class NetworkOptions:
     @property
     def activation_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
         """The activation function."""
-        return _ACTIVATIONS[self.activation or 'relu']
+        function: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.get(self.activation or 'relu')
+        return function
+
+    def head(self, usual: heads.MakeProjection) -> heads.MakeProjection:
+        """Returns what makes the last layer for floats of an action, in float32: `make_head`'s, else the usual one."""
+        own = self.make_head and functools.partial(own_heads.Head, make_head=self.make_head)
+        return heads.made_in_float32(own or usual)
 
     def of_critic(self) -> 'NetworkOptions':
         """Returns these options with the critic's layers in place of the others."""
@@ -272,7 +285,8 @@ def actor(
       observation_spec: the observation's spec; `encoder` encodes observations.
       action_spec: the action's spec.
       options: the layers before the last ones.
-      continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
+      continuous: makes the last layer for a tensor of floats, `normal` or `tanh_normal`, unless
+        there is a `make_head`.
       masked: whether the network takes a mask of legal actions.
     """
     made = actor_distribution_network.ActorDistributionNetwork(
@@ -282,7 +296,7 @@ def actor(
         fc_layer_params=tuple(options.fc_layer_params or ()),
         dtype=tf.keras.mixed_precision.global_policy(),
         discrete_projection_net=heads.made_in_float32(functools.partial(heads.categorical, masked=masked)),
-        continuous_projection_net=heads.made_in_float32(continuous),
+        continuous_projection_net=options.head(continuous),
     )
     if options.make_network is not None:
         made._encoder = options.make_encoder(observation_spec, 'encoder')

@@ -87,13 +87,14 @@ def after_burn_in(
 
 
 class RecurrentActor(network.Network):
-    """Observations [B, ...] or [B, T, ...] -> the distribution of an action that tanh squashes, with memory."""
+    """Observations [B, ...] or [B, T, ...] -> the distribution of an action, with memory."""
 
     def __init__(
         self,
         observation_spec: types.NestedTensorSpec,
         action_spec: types.NestedTensorSpec,
         features: network.Network,
+        make_head: heads.MakeProjection,
         fc_layer_params: Sequence[int] = (),
         activation: Any = 'relu',
         name: str = 'actor',
@@ -104,6 +105,7 @@ class RecurrentActor(network.Network):
           observation_spec: the observation's spec.
           action_spec: the action's spec, of one vector of floats.
           features: observations -> features, with a state; see `NetworkOptions.make_encoder`.
+          make_head: makes the last layer, in float32, of the action's spec.
           fc_layer_params: units of the fully connected layers after the memory.
           activation: the activation function of these.
           name: the network's name.
@@ -112,7 +114,7 @@ class RecurrentActor(network.Network):
         self._features = features
         self._layers_after = [tf.keras.layers.Dense(units, activation) for units in fc_layer_params]
         self._action_spec = action_spec
-        self._head = heads.made_in_float32(heads.tanh_normal)(tf.nest.flatten(action_spec)[0])
+        self._head = make_head(tf.nest.flatten(action_spec)[0])
         self.create_variables(observation_spec)
 
     def call(
