@@ -1,4 +1,4 @@
-"""Random network distillation: rewards, the predictor's training and its statistics against float64 numpy."""
+"""Random network distillation and curiosity: rewards, training and statistics against float64 numpy."""
 
 import functools
 
@@ -18,13 +18,13 @@ SMALL = {'fc_layer_params': (8,), 'num_outputs': 4}
 FIRST = int(ts.StepType.FIRST)
 
 
-def _agent(specs=example_data.DISCRETE, module=ppo, experience=None, **settings):
+def _agent(specs=example_data.DISCRETE, module=ppo, experience=None, kind=rnd.Rnd, **settings):
     return transformed.make_agent(
         specs,
         create_train_step(),
         experience or module.EXPERIENCE,
         make_agent=module.make_agent,
-        transforms=[rnd.Rnd(**SMALL, **settings)],
+        transforms=[kind(**SMALL, **settings)],
     )
 
 
@@ -131,16 +131,61 @@ def test_what_was_seen_often_is_worth_less():
     module.observations._count.assign(1e9)  # so that the observations' statistics stay
     target = [variable.numpy() for variable in module.target.variables]
     far = tf.constant([[3.0, -4.0, 4.0]])
-    before, new = transform.errors(data.observation).numpy(), float(transform.errors(far)[0])
+    far_data = data._replace(observation=tf.broadcast_to(far, data.observation.shape))
+    before, new = transform.errors(data).numpy(), float(transform.errors(far_data)[0, 0])
     update = tf.function(transform.update, autograph=False)
     for _ in range(100):
         update(data, tf.ones((4, 6)))
-    after = transform.errors(data.observation).numpy()
-    assert after[:, 1:].mean() < 0.1 * before[:, 1:].mean()
-    assert float(transform.errors(far)[0]) > 5 * after.mean()
+    after = transform.errors(data).numpy()
+    assert after.mean() < 0.1 * before.mean()
+    assert float(transform.errors(far_data)[0, 0]) > 5 * after.mean()
     assert new > 0
     for variable, value in zip(module.target.variables, target, strict=True):
         np.testing.assert_array_equal(variable, value)
+
+
+NESTED = EnvironmentSpecs(
+    example_data.DISCRETE.observation,
+    {
+        'choice': tensor_spec.BoundedTensorSpec((2,), tf.int64, [1, 0], [3, 1]),
+        'force': tensor_spec.BoundedTensorSpec((1,), tf.float32, 0.0, 10.0),
+    },
+)
+
+
+def test_curiosity_equals_the_papers():
+    """Rewards and losses of integers and floats, against float64 numpy; what is learned makes them smaller."""
+    agent = _agent(NESTED, kind=rnd.Icm, beta=0.3, coefficient=0.7, learning_rate=1e-3)
+    module, transform = agent._statistics[0], agent._pipeline()._transforms[0]
+    data = _data(agent)
+    data.action['choice'] = data.action['choice'] + tf.constant([1, 0], tf.int64)
+    data.action['force'] = 5 * data.action['force'] + 5
+    vectors = np.clip(np.float64(data.observation), -5, 5)  # by the first statistics
+    phi = _network(module.features.variables, vectors)
+    now, following = phi[:, :-1], phi[:, 1:]
+    choice, force = (data.action[name].numpy()[:, :-1] for name in ('choice', 'force'))
+    one_hot = np.eye(3)[choice - [1, 0]]  # [B, T, 2, 3]
+    taken = np.concatenate([one_hot.reshape(4, 5, 6), (force - 5) / 5], axis=-1)
+    predicted = _network(module.forward.variables, np.concatenate([now, taken], axis=-1))
+    errors = np.square(predicted - following).sum(-1) / 2
+    found = _network(module.inverse.variables, np.concatenate([now, following], axis=-1))
+    logits = found[..., :6].reshape(4, 5, 2, 3)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    inverse = -(log_probs * one_hot).sum((-2, -1)) + np.square(found[..., 6:] - taken[..., 6:]).sum(-1) / 2
+    computed, losses = transform._errors_and_losses(tf.constant(vectors, tf.float32), data.action)
+    np.testing.assert_allclose(computed, errors, rtol=1e-4)
+    np.testing.assert_allclose(losses, 0.7 * inverse + 0.3 * errors, rtol=1e-4)
+    module.returns.variances[0].assign(4.0)
+    seen, _ = agent._pipeline().transform_experience(data)
+    counts = data.next_step_type.numpy()[:, :-1] != FIRST
+    added = np.pad(0.7 * counts * errors / 2.0, [[0, 0], [0, 1]])
+    np.testing.assert_allclose(seen.reward, data.reward + added, rtol=1e-3, atol=1e-5)
+    for _ in range(20):
+        transform.update(data, tf.ones((4, 6)))
+    module.observations.means[0].assign(tf.zeros(3))
+    module.observations.variances[0].assign(tf.ones(3))
+    after = transform._errors_and_losses(tf.constant(vectors, tf.float32), data.action)[1]
+    assert np.mean(after) < np.mean(losses)
 
 
 def test_a_row_that_is_not_a_number_changes_no_weight():
@@ -152,16 +197,16 @@ def test_a_row_that_is_not_a_number_changes_no_weight():
     assert all(np.isfinite(variable).all() for variable in tf.nest.flatten(agent._statistics[0].variables))
 
 
-@pytest.mark.parametrize('module', [dqn, ppo])
-def test_agents_train_the_predictor(module):
-    agent = _agent(module=module)
+@pytest.mark.parametrize(('module', 'kind'), [(dqn, rnd.Rnd), (ppo, rnd.Rnd), (ppo, rnd.Icm)])
+def test_agents_train_the_predictor(module, kind):
+    agent = _agent(module=module, kind=kind)
     agent.initialize()
     data = _data(agent, length=module.EXPERIENCE.slicing.sequence_length)
-    before = agent._statistics[0].predictor.get_weights()
+    trained = agent._pipeline()._transforms[0]._trained()
+    before = [variable.numpy() for variable in trained]
     info = agent.train(data)
     assert np.isfinite(info.loss)
-    after = agent._statistics[0].predictor.get_weights()
-    assert any(np.abs(a - b).max() > 0 for a, b in zip(before, after, strict=True))
+    assert any(np.abs(a - b).max() > 0 for a, b in zip(before, trained, strict=True))
     assert agent._statistics[0].optimizer.iterations == 1
 
 
@@ -180,6 +225,16 @@ def test_agents_train_the_predictor(module):
                 ),
             ),
             'need one number; add rewards.Weighted before',
+        ),
+        (
+            functools.partial(
+                _agent,
+                EnvironmentSpecs(
+                    example_data.DISCRETE.observation, tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, 1.0)
+                ),
+                kind=rnd.Icm,
+            ),
+            'got the action .* for Icm; need finite bounds',
         ),
     ],
 )

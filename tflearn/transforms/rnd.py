@@ -1,4 +1,4 @@
-"""RND: adds a reward for observations that a network has not learned to predict yet,
+"""RND and ICM: add a reward for observations that a network has not learned to predict yet,
 since they are new.
 
 Burda et al. 2018, "Exploration by Random Network Distillation" (arXiv 1810.12894). A predictor is
@@ -13,12 +13,24 @@ with episodes; discounted sums begin with the sequences of a batch, so with a re
 the deviation is that of few steps; observations are normalized by those that were trained on,
 without random steps at first; the networks are fully connected and the predictor is trained on all
 steps of a batch.
+
+Pathak et al. 2017, "Curiosity-driven Exploration by Self-supervised Prediction" (arXiv 1705.05363),
+the intrinsic curiosity module. Features phi are those by which an inverse model finds out the
+action, so that what no action changes does not count; a forward model predicts the next ones:
+
+  intrinsic_t = 1/2 |forward(phi(x_t), a_t) - phi(x_t+1)|^2
+  loss = (1 - beta) inverse(phi(x_t), phi(x_t+1); a_t) + beta intrinsic_t
+
+The inverse model's loss is the cross-entropy of integers, and half the squared error of floats in
+[-1, 1]. Rewards are normalized as those of RND, not by a fixed scale, and the rest differs as there.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tf_agents.typing import types
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked
@@ -85,14 +97,21 @@ class Rnd(ObservationTransform):
             raise UserValueError(f'got the reward {specs.reward} for Rnd; need one number; add rewards.Weighted before')
         size = sum(spec.shape.num_elements() for spec in self.specs.values())
         self.statistics: Any = tf.Module('rnd')
-        self.statistics.target = _network(size, self._units, self._num_outputs, 'target')
-        self.statistics.predictor = _network(size, (*self._units, self._units[-1]), self._num_outputs, 'predictor')
+        self._make_networks(size, specs.action)
         self.statistics.optimizer = tf.keras.optimizers.Adam(self._learning_rate)
-        self.statistics.optimizer.build(self.statistics.predictor.trainable_variables)
+        self.statistics.optimizer.build(self._trained())
         self.statistics.observations = Running().make([tf.TensorSpec((size,))], 'observations')
         self.statistics.returns = Running().make([tf.TensorSpec(())], 'returns')
         self.changed_paths = ()  # no part is changed, so one may be the mask of legal actions
         return transformed
+
+    def _make_networks(self, size: int, action_spec: types.NestedTensorSpec) -> None:
+        """Makes the networks for observations as vectors of this size."""
+        self.statistics.target = _network(size, self._units, self._num_outputs, 'target')
+        self.statistics.predictor = _network(size, (*self._units, self._units[-1]), self._num_outputs, 'predictor')
+
+    def _trained(self) -> list[tf.Variable]:
+        return list(self.statistics.predictor.trainable_variables)
 
     def transform_time_step(self, time_step: Any, state: Any) -> tuple[Any, Any]:
         """See `Transform`."""
@@ -103,15 +122,15 @@ class Rnd(ObservationTransform):
         its next observation is not there.
         """
         deviation = tf.sqrt(self.statistics.returns.variances[0] + _EPSILON)
-        added = self._coefficient * self.errors(experience.observation)[:, 1:] / deviation
+        added = self._coefficient * self.errors(experience) / deviation
         added = or_zero(tf.stop_gradient(added), experience.next_step_type[:, :-1] != 0)
         return experience._replace(reward=experience.reward + tf.pad(added, [[0, 0], [0, 1]]))
 
-    def errors(self, observation: Any) -> tf.Tensor:
-        """Returns the intrinsic rewards of observations, float32 [...],
+    def errors(self, experience: Any) -> tf.Tensor:
+        """Returns the intrinsic rewards of all steps but the last, float32 [B, T - 1],
         before their normalization.
         """
-        return self._errors(self._normalized(self._vector(observation)))
+        return self._errors_and_losses(self._normalized(self._vector(experience.observation)), experience.action)[0]
 
     def update(self, experience: Any, counts: tf.Tensor) -> None:
         """Trains the predictor, then updates the statistics; see `Transform`."""
@@ -119,14 +138,15 @@ class Rnd(ObservationTransform):
         vectors = self._vector(experience.observation)
         inputs = self._normalized(vectors)
         # The statistics of the same errors as in the rewards.
-        errors = or_zero(self._errors(inputs)[:, 1:], counts[:, :-1] > 0)
+        found, _ = self._errors_and_losses(inputs, experience.action)
+        errors = or_zero(found, counts[:, :-1] > 0)
         sums = _backward_sums(errors, self._gamma * experience.discount[:, :-1] * counts[:, :-1])
         size = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts))
-        variables = self.statistics.predictor.trainable_variables
+        variables = self._trained()
         for _ in range(self._num_steps):
             with tf.GradientTape() as tape:
                 # The rows that are the next ones of those that count.
-                losses = self._errors(inputs)[:, 1:] * counts[:, :-1]
+                losses = self._errors_and_losses(inputs, experience.action)[1] * counts[:, :-1]
                 loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
             gradients = tape.gradient(loss, variables)
             # Sums over the replicas.
@@ -151,9 +171,84 @@ class Rnd(ObservationTransform):
         normal = tf.where(tf.math.is_nan(normal), 0.0, normal)
         return tf.clip_by_value(normal, -_CLIPPING, _CLIPPING)
 
-    def _errors(self, inputs: tf.Tensor) -> tf.Tensor:
-        target = tf.stop_gradient(self.statistics.target(inputs))
-        return tf.reduce_mean(tf.math.squared_difference(self.statistics.predictor(inputs), target), axis=-1)
+    def _errors_and_losses(self, inputs: tf.Tensor, action: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the intrinsic rewards and what is minimized, of all rows [B, T, n] but the last."""
+        following = inputs[:, 1:]
+        target = tf.stop_gradient(self.statistics.target(following))
+        errors = tf.reduce_mean(tf.math.squared_difference(self.statistics.predictor(following), target), axis=-1)
+        return errors, errors
+
+
+class Icm(Rnd):
+    """The same with a reward for next observations that an intrinsic curiosity module does not predict."""
+
+    @checked
+    def __init__(self, *args: Any, beta: Fraction = 0.2, **more: Any):
+        """
+        Args:
+          *args: as those of `Rnd`; the outputs are the features.
+          beta: the share of the forward model's loss in that of all three networks.
+          **more: as those of `Rnd`.
+        """
+        super().__init__(*args, **more)
+        self._beta = beta
+
+    def _make_networks(self, size: int, action_spec: types.NestedTensorSpec) -> None:
+        # The action's numbers, for the forward model, are as many as what the inverse one computes.
+        self._actions = [(spec, _num_choices(spec)) for spec in tf.nest.flatten(action_spec)]
+        number = sum(spec.shape.num_elements() * (choices or 1) for spec, choices in self._actions)
+        self.statistics.features = _network(size, self._units, self._num_outputs, 'features')
+        self.statistics.inverse = _network(2 * self._num_outputs, self._units[-1:], number, 'inverse')
+        self.statistics.forward = _network(self._num_outputs + number, self._units[-1:], self._num_outputs, 'forward')
+
+    def _trained(self) -> list[tf.Variable]:
+        parts = self.statistics.features, self.statistics.inverse, self.statistics.forward
+        return [variable for part in parts for variable in part.trainable_variables]
+
+    def _errors_and_losses(self, inputs: tf.Tensor, action: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        features, taken = self.statistics.features(inputs), self._encoded(action)
+        now, following = features[:, :-1], features[:, 1:]
+        predicted = self.statistics.forward(tf.concat([now, tf.concat(taken, axis=-1)], axis=-1))
+        errors = tf.reduce_sum(tf.math.squared_difference(predicted, following), axis=-1) / 2
+        found = self.statistics.inverse(tf.concat([now, following], axis=-1))
+        inverse = tf.zeros_like(errors)
+        for encoded, numbers, (_, choices) in zip(
+            taken, tf.split(found, [each.shape[-1] for each in taken], axis=-1), self._actions, strict=True
+        ):
+            if choices is None:
+                inverse += tf.reduce_sum(tf.math.squared_difference(numbers, encoded), axis=-1) / 2
+            else:
+                shape = tf.concat([tf.shape(numbers)[:-1], [-1, choices]], axis=0)
+                likelihoods = tf.nn.log_softmax(tf.reshape(numbers, shape)) * tf.reshape(encoded, shape)
+                inverse -= tf.reduce_sum(likelihoods, axis=[-2, -1])
+        return errors, (1 - self._beta) * inverse + self._beta * errors
+
+    def _encoded(self, action: Any) -> list[tf.Tensor]:
+        """Returns the actions of all rows but the last, float32 [B, T - 1, n]: one-hot integers, floats in [-1, 1]."""
+        encoded = []
+        for (spec, choices), leaf in zip(self._actions, tf.nest.flatten(action), strict=True):
+            taken = leaf[:, :-1]
+            if choices is None:
+                half = np.maximum((spec.maximum - spec.minimum) / 2, 1e-6)
+                numbers = tf.cast((taken - (spec.maximum + spec.minimum) / 2) / half, tf.float32)
+            else:
+                numbers = tf.one_hot(taken - spec.minimum, choices)
+            outer = tf.shape(taken)[:2]
+            encoded.append(
+                tf.reshape(numbers, tf.concat([outer, [spec.shape.num_elements() * (choices or 1)]], axis=0))
+            )
+        return encoded
+
+
+def _num_choices(spec: types.BoundedTensorSpec) -> int | None:
+    """Returns the largest number of choices of an action's integers; None of floats.
+
+    Raises:
+      ValueError: if the action has no finite bounds.
+    """
+    if not np.isfinite(getattr(spec, 'maximum', np.inf) - getattr(spec, 'minimum', -np.inf)).all():
+        raise UserValueError(f'got the action {spec} for Icm; need finite bounds')
+    return None if spec.dtype.is_floating else int(np.max(spec.maximum - spec.minimum)) + 1
 
 
 def _network(size: int, units: Sequence[int], num_outputs: int, name: str) -> tf.keras.Model:
