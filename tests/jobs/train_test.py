@@ -256,6 +256,7 @@ def test_puts_single_settings_into_their_groups():
     }
     with pytest.raises(ValueError, match='got precision and device; need one of them; put precision into Device'):
         grouped({'device': Device('cpu'), 'precision': 'bfloat16'})
+    assert grouped({'initial': Initial(), 'seed': None}) == {'initial': Initial()}, 'it says the same'
 
 
 def test_rejects_a_policy_version_of_the_user(small_run):

@@ -223,17 +223,18 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
       settings: arguments of the job, or fields of groups that are not given themselves.
 
     Raises:
-      ValueError: if a group is given with a field of it.
+      ValueError: if a group is given with another value of a field of it.
     """
     arguments = dict(settings)
     for argument, group in GROUPS.items():
-        names = [field.name for field in dataclasses.fields(group) if field.name in arguments]
-        if names and argument in arguments:
+        own = {field.name: arguments.pop(field.name) for field in dataclasses.fields(group) if field.name in arguments}
+        if argument not in arguments:
+            arguments |= {argument: group(**own)} if own else {}
+        # What says the same, such as seed=None beside a group without a seed, is no contradiction.
+        elif others := [name for name, value in own.items() if value != getattr(arguments[argument], name)]:
             raise UserValueError(
-                f'got {names[0]} and {argument}; need one of them; put {names[0]} into {group.__name__}'
+                f'got {others[0]} and {argument}; need one of them; put {others[0]} into {group.__name__}'
             )
-        if names:
-            arguments[argument] = group(**{name: arguments.pop(name) for name in names})
     return arguments
 
 
