@@ -177,6 +177,32 @@ def test_writes_only_available_and_requested_histograms(tmp_path):
     assert 'data/policy_lag' not in _write(tmp_path / 'no_versions', agent, data, info, SummaryOptions())
 
 
+@pytest.mark.parametrize(
+    ('name', 'own'),
+    [
+        ('sac', {'q_value', 'target', 'td_error', 'value', 'entropy'}),
+        ('ppo', {'advantage', 'ratio', 'value', 'value_target', 'entropy', 'kl_to_behaviour'}),
+        ('impala', {'advantage', 'ratio', 'value', 'value_target', 'entropy', 'mean_rho'}),
+        ('iql', {'q_value', 'target', 'td_error', 'advantage'}),
+    ],
+)
+def test_a_summarized_train_step_writes_what_the_losses_are_made_of(tmp_path, name, own):
+    """Of rows that count: the first sequence begins with one between two episodes."""
+    agent, summaries, length = ALGORITHMS[name].make(), Summaries(tmp_path), ALGORITHMS[name].length
+    data = example_data.sequences(agent, 6, length)
+    following = data.next_step_type.numpy()
+    following[0, 0] = 0
+    data = data._replace(next_step_type=tf.constant(following))
+    with summaries.recording(agent.train_step_counter):
+        info = agent.train(data)
+    summaries.close()
+    found = {tag: values[1] for tag, values in written_summaries.histograms(tmp_path).items()}
+    rows = {tag.removeprefix('rows/'): values for tag, values in found.items() if tag.startswith('rows/')}
+    assert own <= rows.keys() and not any('shown' in tag for tag in (*found, *info.extra))
+    counts = {tag: (6 * (length - 1) - 1) * (2 if tag == 'q_value' else 1) for tag in rows}
+    assert {tag: values[2] for tag, values in rows.items()} == counts
+
+
 def test_writes_the_outputs_of_layers_that_a_train_step_has_computed(tmp_path):
     """A quarter of the units of the first layer of each network never get active."""
     agent = ALGORITHMS['sac'].make()

@@ -246,4 +246,5 @@ def critic_loss(batch: Transitions, bootstraps: tf.Tensor, values: tf.Tensor) ->
     targets = tf.stop_gradient(batch.reward + batch.discount * bootstraps)
     errors = targets[:, tf.newaxis] - values
     losses = tf.reduce_sum(tf.square(errors), axis=1)
-    return losses, {'critic_loss': losses, parts.ERRORS: tf.reduce_mean(tf.abs(errors), axis=1)}
+    metrics = {'critic_loss': losses, parts.ERRORS: tf.reduce_mean(tf.abs(errors), axis=1)}
+    return losses, metrics | parts.shown(target=targets, q_value=values)

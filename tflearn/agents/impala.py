@@ -211,6 +211,7 @@ class ImpalaAgent(ActorValueAgent):
             )
             metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **more}
             metrics |= self._off_policy(unroll, log_ratios) | self._value_metrics(unroll.values[:, :-1], targets)
+            metrics |= parts.shown(advantage=advantages, ratio=tf.exp(log_ratios), value=unroll.values[:, :-1])
             if self._extra_loss:
                 found = own_loss.term_of(
                     self._extra_loss, unroll.values, unroll.distribution, unroll.values, experience

@@ -7,12 +7,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core import strategies
+from tflearn.core import histograms, strategies
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import Draws
@@ -22,6 +23,7 @@ from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization import schedules
 from tflearn.optimization.optimizers import Optimizer, OptimizerOptions, Rate, summarizes_halves
 
+_SHOWN = 'shown/'  # what the names of metrics begin with that are histograms only
 ERRORS = 'td_error'  # the metric that becomes the items' priorities; the default of `Prioritization.error`
 
 Metrics = Mapping[str, tf.Tensor]
@@ -68,7 +70,8 @@ class PartsAgent(tf_agent.TFAgent):
 
     A loss is the mean over the rows of the global batch that count, each times the weight of its
     item. The extra metrics are means over these rows, `valid_share`, their share of all rows, and
-    `td_error` [B].
+    `td_error` [B]. Steps that are summarized write a histogram of each metric's rows, `rows/<metric>`,
+    and of what `shown` returned.
     """
 
     def __init__(
@@ -245,6 +248,7 @@ class PartsAgent(tf_agent.TFAgent):
 
     def _means(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor, experience: Any) -> dict[str, tf.Tensor]:
         """Returns the metrics of rows as means over the global batch, and the errors of the items."""
+        metrics = self._write_rows(metrics, counts)
         errors = metrics.pop(ERRORS, None)
         rows = {name: value for name, value in metrics.items() if value.shape.rank}
         means = {name: value for name, value in metrics.items() if name not in rows}
@@ -260,6 +264,26 @@ class PartsAgent(tf_agent.TFAgent):
             errors = tf.where(counts > 0, tf.stop_gradient(errors), 0.0)
             means[ERRORS] = self.errors(_by_item(errors, experience), _by_item(counts, experience))
         return means
+
+    def _write_rows(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Writes histograms of numbers of the rows that count, if they are recorded; returns what else are metrics."""
+        with tf.name_scope('rows/'):
+            for name, value in metrics.items():
+                if value.shape.rank:
+                    extra = [1] * (value.shape.rank - counts.shape.rank)
+                    counted = tf.reshape(counts > 0, tf.concat([tf.shape(counts), extra], axis=0))
+                    step = self.train_step_counter + 1  # agents count a step when it is done
+                    histograms.write(name.removeprefix(_SHOWN), tf.where(counted, value, np.nan), step)
+        return {name: value for name, value in metrics.items() if not name.startswith(_SHOWN)}
+
+
+def shown(**rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns metrics that only summaries have, as histograms `rows/<name>`; none if this step writes no summary.
+
+    Args:
+      **rows: floats that begin with the dimensions of the losses.
+    """
+    return {_SHOWN + name: tf.stop_gradient(each) for name, each in rows.items()} if histograms.is_recording() else {}
 
 
 def _first_half(values: tf.Tensor) -> tf.Tensor:

@@ -495,4 +495,5 @@ class PPOAgent(ActorValueAgent):
         if options.kl_coefficient:
             losses += warmed_up(self._kl_coefficient * divergence)
         metrics['kl_coefficient'] = tf.identity(self._kl_coefficient)
+        metrics |= parts.shown(advantage=advantages, ratio=ratios, value=values)
         return losses, metrics | self._value_metrics(values, samples.target)

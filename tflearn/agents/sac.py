@@ -284,7 +284,7 @@ class SACAgent(ActorCriticAgent):
             if self._conservative.weight:
                 metrics['excess_gap'] = self._excess_gaps(batch)
                 losses += self._conservative_weight() * metrics['excess_gap']
-            return losses, metrics | {'critic_loss': losses}
+            return losses, metrics | {'critic_loss': losses} | parts.shown(target=y, q_value=values)
 
         def actor_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action, log_probs, distribution = self._draw(batch, training)
