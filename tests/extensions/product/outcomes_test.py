@@ -35,7 +35,7 @@ OUTCOMES = [  # of a decision, time, reward
     ('a', 103.0, 2.0),
     ('a', 105.0, 1.0),  # a double
     ('b', 160.0, 7.0),  # too late
-    ('c', 121.0, 3.0),
+    ('c', 121.0, 0.1),  # not a number of float32
     ('x', 125.0, 9.0),  # of no decision
     ('e', 196.0, 1.0),
     ('c', 200.0, 5.0),
@@ -76,7 +76,7 @@ def test_outcomes_within_the_window_count(tmp_path, combine, of_a):
     decisions(tmp_path)
     outcomes(tmp_path)
     join(tmp_path, window_secs=30.0, default_reward=-1.0, combine=combine)
-    assert rewards(tmp_path / 'data') == {100.0: [of_a], 110.0: [-1.0], 120.0: [3.0], 130.0: [-1.0]}
+    assert rewards(tmp_path / 'data') == {100.0: [of_a], 110.0: [-1.0], 120.0: [np.float32(0.1)], 130.0: [-1.0]}
     counts = columns.read_metadata(tmp_path / 'data')['import']
     assert counts == {
         'rows': 5,
@@ -133,7 +133,7 @@ def test_the_program_leaves_out_decisions_before_the_last_seconds_with_their_ses
     )
     ended = forks.run('scripts', 'data', 'join', *files, *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stderr
-    assert rewards(tmp_path / 'data') == {120.0: [3.0], 130.0: [-1.0]}
+    assert rewards(tmp_path / 'data') == {120.0: [np.float32(0.1)], 130.0: [-1.0]}
     assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2
 
 
@@ -164,7 +164,7 @@ def test_sessions_become_episodes_and_wait_for_their_last_decision(tmp_path):
         )
     )
     join(tmp_path, window_secs=30.0, default_reward=0.0, mapped=f"episode = 'user'\n{MAP}")
-    assert rewards(tmp_path / 'data') == {100.0: [1.0, 3.0]}
+    assert rewards(tmp_path / 'data') == {100.0: [1.0, np.float32(0.1)]}
     join(tmp_path, 'all', f"episode = 'user'\n{MAP}", default_reward=0.0)
     assert rewards(tmp_path / 'all') == {100.0: [1.0, 5.0], 110.0: [7.0, 0.0, 1.0]}
 

@@ -273,7 +273,8 @@ class Outcomes:
             else:
                 order = slice(None, None, -1) if options.combine == 'first' else slice(None)
                 decisions[name][of[order]] = found[name][order]  # the last write counts
-        others = int(np.count_nonzero(found['reward'] != decisions['reward'][of]))
+        kept = decisions['reward'][of]
+        others = int(np.count_nonzero(found['reward'].astype(kept.dtype) != kept))
         if others and options.combine != 'sum':
             counts['outcomes with another reward than the one that counts'] += others
         without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
