@@ -48,16 +48,30 @@ def test_python_objects_in_several_processes(tmp_path):
 
 
 PROGRAM = """
-import functools, signal, sys
+import functools, pathlib, signal, sys, threading
+import gymnasium
 import tflearn
 from tflearn.agents import dqn
-from tflearn.environments import gymnasium_env
+from tflearn.environments import vector_env
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.networks.networks import NetworkOptions
 
+
+
+class Robot(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make('CartPole-v1'))
+
+    def close(self):
+        super().close()
+        saved = len(list(pathlib.Path('run').glob('**/ckpt-*.index')))
+        print(threading.current_thread().name, 'closes with', saved, 'checkpoints', file=sys.stderr)
+
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 run = tflearn.train(
-    make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
+    make_environment=functools.partial(vector_env.in_process, Robot),
+    num_environments=1,
     make_agent=functools.partial(dqn.make_agent, network=NetworkOptions((8,))),
     experience=tflearn.Experience(
         replay=tflearn.Uniform(min_size=50, samples_per_insert=8.0), batch=tflearn.BatchItems(8)
@@ -72,18 +86,20 @@ run = tflearn.train(
 
 
 @lanes.classic
-def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_closes_the_environment_and_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path, number):
     program, log = tmp_path / 'program.py', tmp_path / 'log'
     program.write_text(PROGRAM)
     process = forks.start(str(program), 10**7, log=log, cwd=tmp_path)
     try:
         evaluated = lambda: re.search(r'train step [1-9]\d*: mean return', log.read_text())  # noqa: E731
         wait_until(lambda: evaluated() or process.poll() is not None, 'an evaluation', 200)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         code, output = process.wait(200), log.read_text()
     finally:
         process.kill()
-    assert code == -signal.SIGINT or 'KeyboardInterrupt' in output
+    assert code == -number or (number == signal.SIGINT and 'KeyboardInterrupt' in output)
+    assert re.findall(r'tflearn_0 closes with (\d+)', output) == ['0'], 'training closes its own before the last save'
     run_dir = tflearn.RunDir(tmp_path / 'run')
     steps = [int(path.stem.rpartition('-')[2]) for path in run_dir.checkpoints.glob('ckpt-*.index')]
     assert max(steps) > 0, output

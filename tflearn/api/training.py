@@ -97,8 +97,9 @@ def train(
     """Trains an agent and evaluates its greedy policy, from a script or a notebook.
 
     What is to be trained is either a gin file (`tflearn.train('dqn_cartpole')`) or the run's parts
-    as Python objects. The same call continues a run that was stopped (Ctrl-C saves a checkpoint),
-    and returns the result of one that has reached its end. Each run needs its own directory.
+    as Python objects. The same call continues a run that was stopped (Ctrl-C and SIGTERM save a
+    checkpoint), and returns the result of one that has reached its end. Each run needs its own
+    directory.
 
     Args:
       gin_file: a path, or the name of a packaged gin file.

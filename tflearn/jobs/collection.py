@@ -89,6 +89,7 @@ class Collection(Resumable):
         self._made_of: Mapping[str, str] = {}
         self._max_saved_gb = options.max_saved_gb
         self._refused = self.continues_episodes = False
+        self._last_environment: bytes | None = None
 
     @property
     def secs(self) -> dict[str, float]:
@@ -123,9 +124,13 @@ class Collection(Resumable):
         """See `Resumable`. 'environment' is None if it cannot be saved."""
         return {
             **super().content(),
-            'environment': None if self._refused else self._saved_environment(),
+            'environment': None if self._refused else self._last_environment or self._saved_environment(),
             'made_of': self._made_of,
         }
+
+    def keep_environment(self) -> None:
+        """Keeps the environment's content for `content`: now the caller may close it. No more steps can be taken."""
+        self._last_environment = self.content()['environment']
 
     def _saved_environment(self) -> bytes | None:
         saved = _Bounded(self._max_saved_gb)

@@ -4,12 +4,13 @@ none if its data are in files.
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tflearn.core import side_tasks
 from tflearn.core.resumable import Resumable
 from tflearn.files.manifests import Manifests
 from tflearn.jobs.collection import Collection
@@ -135,7 +136,7 @@ class Collectors:
         return {}
 
     def close(self) -> None:
-        """Stops them from waiting for this process."""
+        """Stops them: those of this process at once, others from waiting for it."""
 
     def end(self, finished: bool) -> None:
         """Sends what is still to be sent; `finished` is whether training has ended."""
@@ -178,6 +179,7 @@ class OwnCollectors(Collectors):
         collection: Collection,
         write: Any,
         kept: Mapping[str, Resumable],
+        close: Callable[[], None],
         fits: str = '',
         max_env_steps: int | None = None,
     ):
@@ -187,6 +189,7 @@ class OwnCollectors(Collectors):
           write: a `LocalQueue` or `LocalReplay`: stores a step of every environment, with the
             version of the policy that took it.
           kept: what belongs in the checkpoint besides, since `write` fills it.
+          close: closes the environments.
           fits: see `ProcessState`.
           max_env_steps: the run's environment steps after which no more are taken; None is no
             limit.
@@ -194,7 +197,7 @@ class OwnCollectors(Collectors):
         super().__init__()
         self._max_env_steps, self._is_used_up = max_env_steps, False
         collection.identify_environment()
-        self._collection, self._write = collection, write
+        self._collection, self._write, self._close = collection, write, close
         self._earlier = {'env_steps': 0, 'episodes': 0}
         self._state = ProcessState({'collection': collection, **kept}, fits)
 
@@ -253,6 +256,12 @@ class OwnCollectors(Collectors):
             'rebuilt_environments': self._collection.num_rebuilt,
             **self._collection.metrics.means(),
         }
+
+    def close(self) -> None:
+        """Closes the environments: a robot stops before the last checkpoint, which may take long, is saved."""
+        with side_tasks.guarded('close the environments'):
+            self._collection.keep_environment()
+            self._close()
 
     def rates(self) -> dict[str, Any]:
         """See `Collectors`."""

@@ -110,7 +110,8 @@ def synchronous(
             seed = set_seed(initial.seed, strategy, repeatable=True)
             own_seed = seed if collect_options.seed is None else collect_options.seed
             environment = make_environment(num_environments=num_environments, seed=own_seed)
-            ending.callback(environment.close)
+            acted_in = ending.enter_context(contextlib.ExitStack())
+            acted_in.callback(environment.close)
             agent = initial_agent.make(make_agent, environment.specs, experience, strategy, device.precision)
             initial_values.load(agent, initial, run.dir)
             # What it learns from: the steps that are written to a replay of this process.
@@ -122,7 +123,7 @@ def synchronous(
                 kept['writer'] = write
             acting = collection.Collection(environment, agent.collect_policy, collect_options, experience)
             fits = repr((num_environments, experience))
-            collectors = OwnCollectors(acting, write, kept, fits, collect_options.max_env_steps)
+            collectors = OwnCollectors(acting, write, kept, acted_in.close, fits, collect_options.max_env_steps)
             settings = dataclasses.replace(settings.in_train_steps(source), seed=seed)
             session = Session(run, agent, source, collectors, strategy, settings)
             session.begin()

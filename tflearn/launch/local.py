@@ -277,7 +277,8 @@ class StopSignals:
     """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`.
 
     Those within a second are one, as they are to a job: of a process whose parent was killed, the
-    system and the parent's reaper send one each.
+    system and the parent's reaper send one each. Only the main thread can receive signals: on
+    another one the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -288,6 +289,8 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> 'StopSignals':
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup ignores SIGHUP for its command.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -295,6 +298,10 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Puts the handlers back that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
