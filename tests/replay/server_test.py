@@ -225,8 +225,7 @@ def test_memory_of_a_full_table():
         ({'kind': Prioritized, 'sequence_length': 20, 'stride': 10}, True, 1),
         ({'kind': Queue}, False, 1),
         ({'max_times_sampled': 2}, False, 1),
-        ({'sequence_length': 20, 'stride': 10}, False, 1),
-        ({'sequence_length': 20, 'stride': 10, 'sampling': 'learner'}, True, 1),
+        ({'sequence_length': 20, 'stride': 10}, True, 1),
     ],
 )
 def test_mirror_and_chunk_size_follow_the_settings(changes, mirrored, num_starts):

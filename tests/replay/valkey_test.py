@@ -14,7 +14,7 @@ import pytest
 
 from tests.testing.experiences import experience
 from tests.testing.replay import DATA_SPEC, chunks_of, serving
-from tflearn.core.experience import Prioritized, Queue
+from tflearn.core.experience import Queue
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.launch.local import free_port
 from tflearn.replay import backend, servers
@@ -144,12 +144,8 @@ def test_refuses_an_old_server_and_none_at_all(serve, monkeypatch):
         serve(QUEUE)
 
 
-@pytest.mark.parametrize('replay', [experience(Prioritized, sampling='server'), experience(sampling='server')])
-def test_refuses_what_the_server_would_draw_before_it_starts(serve, replay, monkeypatch):
-    monkeypatch.setattr(server, '_Process', None)  # nothing starts
-    with pytest.raises(ValueError, match='need --replay_backend=reverb') as error:
-        serve(replay)
-    assert '\n' not in str(error.value)
+def test_has_long_sequences_that_the_learner_draws_by_default(serve):
+    assert serve(experience(sampling='auto', sequence_length=16)).storage.mirrored
 
 
 def test_its_end_is_noticed(serve, ask):

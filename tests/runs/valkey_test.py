@@ -87,7 +87,19 @@ def test_refuses_a_wrong_address_and_an_experience_that_the_server_would_draw(tm
     flags = (f'--root_dir={tmp_path}', '--gin_file=dqn_cartpole', f'--coordinator_address={free_address()}')
     for more, error in (
         (('--replay_address=valkey://user:secret@host:1',), 'without a user or a password'),
-        (('--replay_backend=valkey', '--gin_bindings=Uniform.sampling="server"'), 'need --replay_backend=reverb'),
+        (
+            ('--replay_backend=valkey', '--gin_bindings=Uniform.sampling="server"'),
+            "got Uniform.sampling='server', so that the replay server draws, as Valkey cannot; need "
+            "--replay_backend=reverb for that, or Uniform.sampling='learner', which takes ",
+        ),
+        (
+            ('--replay_backend=valkey', '--gin_bindings=Uniform.max_mirror_gb=0.001'),
+            "got Uniform.sampling='auto' and a mirror of 0.00",
+        ),
+        (
+            ('--replay_backend=valkey', '--gin_bindings=Uniform.max_times_sampled=4'),
+            'got Uniform.max_times_sampled=4, so that the replay server draws',
+        ),
     ):
         done = forks.run('scripts.replay_server', *flags, *more, timeout=60.0)
         assert done.returncode == 2 and error in done.stderr.splitlines()[-1], done.stderr

@@ -140,6 +140,7 @@ def _starting(
     kind, given = backend.kind_of(address, kind or extras.default_replay_backend())
     if given and kind != backend.VALKEY:
         raise UserValueError(f'got replay_address={address!r}; need HOST:PORT or valkey://HOST:PORT')
+    backend.check_draws(storage, kind)
     port = 0 if given else int(address.rpartition(':')[2])
     return kind, functools.partial(servers.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)
 

@@ -264,6 +264,27 @@ def check_shards(storage: Storage, num_shards: int) -> None:
         )
 
 
+def check_draws(storage: Storage, kind: str) -> None:
+    """Raises a ValueError if servers of Valkey, which draw nothing, would have to."""
+    replay = storage.experience.replay
+    if kind != VALKEY or storage.mirrored or not replay.learns_from_old_items:
+        return
+    name, size = type(replay).__name__, f'{storage.mirror_bytes / 1e9:.3g} GB'
+    if replay.max_times_sampled:
+        reason, other = f'{name}.max_times_sampled={replay.max_times_sampled}', f'{name}.max_times_sampled=0'
+    else:
+        reason, other = f'{name}.sampling={replay.sampling!r}', f"{name}.sampling='learner'"
+        if replay.sampling == 'auto':
+            reason += (
+                f' and a mirror of {size} for max_size={replay.max_size}, above max_mirror_gb={replay.max_mirror_gb:g}'
+            )
+        other += f', which takes {size} of the memory of the learner, or a smaller {name}.max_size'
+    raise UserValueError(
+        f'got {reason}, so that the replay server draws, as Valkey cannot; need --replay_backend={REVERB} for that, '
+        f'or {other}'
+    )
+
+
 def _weight(name: str, shard: int) -> bytes:
     # By the index, since ports may differ after a restart of the run.
     return hashlib.blake2b(f'{name}/{shard}'.encode(), digest_size=8).digest()

@@ -214,10 +214,11 @@ class Storage:
         replay = self.experience.replay
         if replay.sampling == 'server':
             return False
-        small = self.mirror_bytes <= 1e9 * replay.max_mirror_gb
-        # By priority, long sequences too: not all backends have servers that draw.
-        by_priority = replay.prioritization is not None and not replay.max_times_sampled
-        return replay.sampling == 'learner' or (small and (self._draws_are_alike or by_priority))
+        if replay.sampling == 'learner':
+            return True
+        # Long sequences too: not all backends have servers that draw.
+        can_be = replay.learns_from_old_items and not replay.max_times_sampled
+        return can_be and self.mirror_bytes <= 1e9 * replay.max_mirror_gb
 
     @property
     def can_be_sharded(self) -> bool:

@@ -30,10 +30,10 @@ from tflearn.core.settings import NonNegativeInt
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import PeerLost, is_listening, wait_until
 from tflearn.files.run_dir import read_json
-from tflearn.replay import backend, servers
+from tflearn.replay import servers
 from tflearn.replay.backend import VALKEY_FILE, Lost
 from tflearn.replay.checkpoints import COMPLETE, damaged
-from tflearn.replay.storage import REPLAY, TableSpec
+from tflearn.replay.storage import REPLAY
 from tflearn.replay.valkey import library
 
 _START_SECS, _ANSWER_SECS = 20.0, 10.0
@@ -57,17 +57,6 @@ _HEAD = struct.Struct('<HHII')  # sizes of an entry's id, the names of its table
 _MAX_BYTES, _AT_ONCE = 4 << 20, 64
 
 
-def refuse_draws(tables: Sequence[TableSpec]) -> None:
-    """Raises a ValueError if the server would have to draw from a table otherwise than as from a queue."""
-    for table in tables:
-        if table.order not in ('queue', 'scan'):
-            raise UserValueError(
-                f'got the table {table.name!r}, from which the replay server draws (order {table.order!r}); need '
-                f'--replay_backend={backend.REVERB} for that, or a Queue, or Uniform or Prioritized from which the '
-                "learner draws (sampling='learner')"
-            )
-
-
 class ReplayServer(servers.Server):
     """See `servers.Server` and `servers.serve`. Other machines do not reach a server that it starts.
 
@@ -76,7 +65,6 @@ class ReplayServer(servers.Server):
     """
 
     def _prepare(self, port: int, found: pathlib.Path | None) -> None:
-        refuse_draws(self._tables)
         if found:
             read_status(found)
 
