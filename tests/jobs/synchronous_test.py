@@ -248,6 +248,12 @@ def test_rejects_a_limit_of_draws_before_any_work(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rejects_a_replay_that_does_not_fit_into_memory(tmp_path):
+    message = r'got a replay of .* GB for 1000000000000 sequences of 2 rows of .*; need .*; set Uniform.max_size=\d+$'
+    with pytest.raises(ValueError, match=message):
+        run_synchronously(tmp_path, num_train_steps=1, experience=Experience(replay=Uniform(max_size=10**12)))
+
+
 # Agents that need a queue, in one process: it collects the items of a batch, and trains on them.
 
 SMALL_NETWORK = NetworkOptions(fc_layer_params=(8,))

@@ -22,6 +22,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Run
 from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
+from tflearn.learner import machine
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay.local_queue import LocalQueue
@@ -157,6 +158,7 @@ def _make_replay(
     """Makes the source of batches, and the replay that stores steps;
     with recorded episodes if the run has some.
     """
+    machine.check_replay(ring_source.local_storage(storage))
     replay = ring_source.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
     demonstrations = initial.demonstrations
     if demonstrations is not None and demonstrations.fill_replay:

@@ -108,7 +108,7 @@ def train(
                 agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
                 initial_values.demonstrate(agent, initial.demonstrations, experience)
             storage = initial_agent.storage(agent, experience)
-            _check_machine(run.dir, agent, storage)
+            _check_machine(run.dir, agent, storage, storage.mirrored and not data.feed_address)
             # With whom: the run's coordinator and replay servers. Collectors know of a clone before
             # it is trained.
             connected = Coordinator(run.coordinator, f'train_{strategies.layout(strategy).worker}', run.stop)
@@ -136,7 +136,7 @@ def _watchdog(*timeouts: float) -> contextlib.closing[Watchdog]:
     return contextlib.closing(Watchdog(max(_WRITE_SECS, *timeouts) + _TRACE_SECS))
 
 
-def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:
+def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage, mirrored: bool) -> None:
     """Checks that there is room for the mirror of the replay,
     and for the agent's checkpoints with its optimizer.
     """
@@ -146,7 +146,9 @@ def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:
     num_bytes = sum(
         math.prod(each.shape) * each.dtype.size for each in variables.values() if each.dtype.is_numpy_compatible
     )
-    mirror = storage.mirror_bytes if storage.mirrored else 0
+    mirror = storage.mirror_bytes if mirrored else 0
+    if mirrored:
+        machine.check_replay(storage)
     lower = 'Experience.replay.max_size' if mirror > num_bytes else 'the networks'
     machine.check(
         run_dir.root, 'the learner', mirror + _TRAINING_COPIES * num_bytes, 4 * _SAVED_COPIES * num_bytes, lower

@@ -21,11 +21,13 @@ from collections.abc import Iterator
 from absl import logging
 
 from tflearn.core import background
-from tflearn.core.errors import UserOSError
+from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.core.waiting import PeerStopped, Stopped
+from tflearn.replay.storage import Storage
 
 _MOST_FILE_HANDLES = 1 << 20
 _MAX_SKEW_SECS = 60.0
+_SHARE = 0.9  # of the free memory, that a replay may take by the advice
 _MEMINFO = pathlib.Path('/proc/meminfo')
 _CGROUP_LIMITS = tuple(map(pathlib.Path, ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')))
 
@@ -66,6 +68,24 @@ def check_memory(what: str, needed: float, lower: str) -> None:
     if needed > available:
         text = 'got %s of up to %s of memory; need it within the %s that is free now; stop other programs, or lower %s'
         logging.warning(text, what, _gb(needed), _gb(available), lower)
+
+
+def check_replay(storage: Storage) -> None:
+    """Checks that there is memory for a replay in this process, which takes all of it before the first step.
+
+    Raises:
+      ValueError: if there is not.
+    """
+    replay, needed, available = storage.experience.replay, storage.mirror_bytes, _available_memory()
+    if needed <= available:
+        return
+    fits = int(_SHARE * replay.max_size * available / needed)
+    fits -= fits % 10 ** max(0, len(str(fits)) - 2)
+    name, rows = type(replay).__name__, storage.experience.slicing.num_rows
+    raise UserValueError(
+        f'got a replay of {_gb(needed)} for {replay.max_size} sequences of {rows} rows of {storage.layout.num_bytes} '
+        f'bytes; need it within the {_gb(available)} of memory that is free now; set {name}.max_size={max(1, fits)}'
+    )
 
 
 def check_disk(directory: pathlib.Path, what: str, needed: float, lower: str) -> None:

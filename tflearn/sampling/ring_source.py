@@ -224,6 +224,11 @@ def check_local(experience: Experience) -> None:
         )
 
 
+def local_storage(storage: Storage) -> Storage:
+    """Returns how a replay within one process stores what `storage` does: no sequence waits for others of a chunk."""
+    return dataclasses.replace(storage, experience=dataclasses.replace(storage.experience, chunk_steps=1))
+
+
 class LocalReplay(RingSource):
     """Observer of trajectories [B, ...] and a `Source`, for one thread that acts and trains alternately.
 
@@ -243,10 +248,8 @@ class LocalReplay(RingSource):
           storage: the replay tables' layout; its experience passes `check_local`.
           num_environments: B.
         """
-        experience = storage.experience
-        # Each sequence is its own chunk, so that none waits for others.
-        self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
-        ratio = experience.replay.samples_per_insert
+        self._storage = local_storage(storage)
+        ratio = storage.experience.replay.samples_per_insert
         self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
         super().__init__(self._storage, batch_size, seed)
         layout = self._storage.layout
