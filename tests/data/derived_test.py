@@ -56,5 +56,7 @@ def test_other_columns_that_files_lack_are_refused(tmp_path):
     data_sets.write(tmp_path, 20)
     with pytest.raises(ValueError, match=r'the agent needs policy_info\.quality: float32\[\]'):
         EpisodeReader(Dataset([str(tmp_path)]), spec_with('quality'))
+    with pytest.raises(ValueError, match=r'policy_info\.policy_state: .*; set Slicing.store_policy_state=False, since'):
+        EpisodeReader(Dataset([str(tmp_path)]), spec_with('policy_state'))
     other = dataclasses.replace(columns.DERIVED[0], dtype='float64')
     assert other not in columns.DERIVED

@@ -433,10 +433,12 @@ def _check_starts(directory: pathlib.Path, data_spec: types.NestedTensorSpec) ->
 
 
 def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Sequence[Column]) -> None:
-    if set(needed) - set(found):
+    if missing := set(needed) - set(found):
+        stores = any(str(each).startswith('policy_info.policy_state') for each in missing)
+        advice = '; set Slicing.store_policy_state=False, since no states of a policy were recorded' if stores else ''
         raise UserValueError(
             f'got the data set {directory} with {", ".join(map(str, found))}; the agent needs '
-            f'{columns.difference(needed, found)}'
+            f'{columns.difference(needed, found)}{advice}'
         )
 
 
