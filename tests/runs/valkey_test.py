@@ -97,8 +97,8 @@ def test_refuses_a_wrong_address_and_an_experience_that_the_server_would_draw(tm
             "got Uniform.sampling='auto' and a mirror of 0.00",
         ),
         (
-            ('--replay_backend=valkey', '--gin_bindings=Uniform.max_times_sampled=4'),
-            'got Uniform.max_times_sampled=4, so that the replay server draws',
+            ('--replay_backend=valkey', '--gin_bindings=Uniform.max_times_sampled=64'),
+            'got Uniform.max_times_sampled=64, so that the replay server draws',
         ),
     ):
         done = forks.run('scripts.replay_server', *flags, *more, timeout=60.0)
