@@ -77,7 +77,7 @@ REAL = {
         ('nope', "got 'nope'; need one of"),
         ('describe', 'got no --data; need'),
         ('describe --data=nothing', 'got Dataset.paths with '),
-        ('describe --data=damaged', 'got damaged/dataset.json of format None; need 1'),
+        ('describe --data=damaged', 'got damaged/dataset.json of format None; need one of (1, 2)'),
         ('filter --data=data --output=new', 'got no filter; need'),
         ('record --root_dir=run --gin_file=dqn_cartpole', 'got no --output; need'),
         ('convert --data=data --output=new --format=x', 'got a wrong flag: '),

@@ -159,7 +159,7 @@ def _no_files(directory):
 @pytest.mark.parametrize(
     ('spoil', 'message'),
     [
-        (_other_format, 'of format 9; need 1'),
+        (_other_format, 'of format 9; need one of'),
         (_no_json, 'got a damaged file .*dataset.json'),
         (_no_files, 'got no episodes in '),
     ],

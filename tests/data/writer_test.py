@@ -86,7 +86,7 @@ def test_other_columns_are_refused(tmp_path):
 def test_the_description_is_readable(tmp_path):
     data_sets.write(tmp_path, num_steps=8, metadata={'policy': 'random'})
     described = json.loads((tmp_path / columns.DESCRIPTION).read_text())
-    assert described['format'] == 1
+    assert described['format'] == 2
     assert {'name': 'observation', 'dtype': 'float32', 'shape': [2]} in described['columns']
     assert columns.read_metadata(tmp_path) == {'policy': 'random'}
     assert columns.read_specs(tmp_path) == fakes.CheckedEnvironment().specs

@@ -26,7 +26,7 @@ from tflearn.core.types import EnvironmentSpecs, named_leaves
 from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 
-FORMAT = 1
+FORMATS = (1, 2)  # of the first each record is one episode; the second is written
 DESCRIPTION, SPECS = 'dataset.json', 'environment_specs.pbtxt'
 WEIGHT = 'weight'  # in the policy info of logs: how many decisions one stands for
 # What a policy records of an action, for off-policy evaluation.
@@ -165,7 +165,7 @@ def describe(
     parts = {field.name: getattr(specs, field.name) for field in dataclasses.fields(specs)}
     tensor_spec.to_pbtxt_file(str(directory / SPECS), parts)
     # Last of all: with this file the directory is a data set.
-    write_json(directory / DESCRIPTION, {'format': FORMAT, 'columns': described, 'metadata': dict(metadata)})
+    write_json(directory / DESCRIPTION, {'format': FORMATS[-1], 'columns': described, 'metadata': dict(metadata)})
 
 
 def read_columns(directory: pathlib.Path) -> tuple[Column, ...]:
@@ -288,10 +288,10 @@ def _read(directory: pathlib.Path) -> dict[str, Any]:
     described = read_json(directory / DESCRIPTION)
     if described is None:
         raise UserValueError(f'got {directory} without {DESCRIPTION}; need a directory that tflearn data has written')
-    if described.get('format') != FORMAT:
+    if described.get('format') not in FORMATS:
         raise UserValueError(
-            f'got {directory / DESCRIPTION} of format {described.get("format")!r:.80}; need {FORMAT}, the only one '
-            'that this version knows'
+            f'got {directory / DESCRIPTION} of format {described.get("format")!r:.80}; need one of {FORMATS}, which '
+            'this version knows'
         )
     if fault := forms.fault(described, _Description, '', f'{directory / DESCRIPTION} with '):
         raise UserValueError(f'{fault}; restore the file')
