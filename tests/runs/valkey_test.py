@@ -89,16 +89,15 @@ def test_refuses_a_wrong_address_and_an_experience_that_the_server_would_draw(tm
         (('--replay_address=valkey://user:secret@host:1',), 'without a user or a password'),
         (
             ('--replay_backend=valkey', '--gin_bindings=Uniform.sampling="server"'),
-            "got Uniform.sampling='server', so that the replay server draws, as Valkey cannot; need "
-            "--replay_backend=reverb for that, or Uniform.sampling='learner', which takes ",
+            "got Uniform(sampling='server', max_mirror_gb=4.0, max_times_sampled=0) and a mirror of ",
         ),
         (
             ('--replay_backend=valkey', '--gin_bindings=Uniform.max_mirror_gb=0.001'),
-            "got Uniform.sampling='auto' and a mirror of 0.00",
+            "got Uniform(sampling='auto', max_mirror_gb=0.001, max_times_sampled=0) and a mirror of 0.00",
         ),
         (
             ('--replay_backend=valkey', '--gin_bindings=Uniform.max_times_sampled=64'),
-            'got Uniform.max_times_sampled=64, so that the replay server draws',
+            'max_times_sampled=64) and a mirror of ',
         ),
     ):
         done = forks.run('scripts.replay_server', *flags, *more, timeout=60.0)

@@ -269,19 +269,12 @@ def check_draws(storage: Storage, kind: str) -> None:
     replay = storage.experience.replay
     if kind != VALKEY or storage.mirrored or not replay.learns_from_old_items:
         return
-    name, size = type(replay).__name__, f'{storage.mirror_bytes / 1e9:.3g} GB'
-    if replay.max_times_sampled:
-        reason, other = f'{name}.max_times_sampled={replay.max_times_sampled}', f'{name}.max_times_sampled=0'
-    else:
-        reason, other = f'{name}.sampling={replay.sampling!r}', f"{name}.sampling='learner'"
-        if replay.sampling == 'auto':
-            reason += (
-                f' and a mirror of {size} for max_size={replay.max_size}, above max_mirror_gb={replay.max_mirror_gb:g}'
-            )
-        other += f', which takes {size} of the memory of the learner, or a smaller {name}.max_size'
+    names = 'sampling', 'max_mirror_gb', 'max_times_sampled'
+    settings = ', '.join(f'{name}={getattr(replay, name)!r}' for name in names)
     raise UserValueError(
-        f'got {reason}, so that the replay server draws, as Valkey cannot; need --replay_backend={REVERB} for that, '
-        f'or {other}'
+        f'got {type(replay).__name__}({settings}) and a mirror of {storage.mirror_bytes / 1e9:.3g} GB, so that the '
+        f"replay server draws, as Valkey cannot; need --replay_backend={REVERB} for that; or sampling='learner' with "
+        'max_times_sampled=0, for which the learner has memory for the mirror; a smaller max_size makes it smaller'
     )
 
 

@@ -149,10 +149,9 @@ class Storage:
     @property
     def _draws_are_alike(self) -> bool:
         """Whether draws are independent of each other and sequences are short, so that they can share a chunk."""
-        replay, length = self.experience.replay, self.experience.slicing.sequence_length
-        if not replay.learns_from_old_items or replay.max_times_sampled:
-            return False
-        return length <= _MAX_CHUNKED_LENGTH
+        replay = self.experience.replay
+        are_independent = replay.learns_from_old_items and not replay.max_times_sampled
+        return are_independent and self.experience.slicing.sequence_length <= _MAX_CHUNKED_LENGTH
 
     @property
     def chunk_shape(self) -> tuple[int, int]:
