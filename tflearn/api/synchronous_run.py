@@ -101,7 +101,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
             **evaluation,
         )
         training = functools.partial(synchronous, run=jobs.training(describe=_code), **arguments)
-        jobs.wait_for(jobs.threads.submit(training))
+        jobs.threads.submit(training).result()
 
 
 @_progress_logged()
@@ -132,7 +132,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
 
         jobs.evaluate = dataclasses.replace(evaluation, arguments={'run': jobs.evaluation}).run
         run = jobs.training(on_restored=restored, describe=lambda: {**training.texts(), **_code()})
-        jobs.wait_for(jobs.threads.submit(dataclasses.replace(training, arguments={'run': run}).run))
+        jobs.threads.submit(dataclasses.replace(training, arguments={'run': run}).run).result()
 
 
 def shared_arguments() -> job_config.SharedArguments:
@@ -164,14 +164,8 @@ class _Jobs:
 
     evaluate: Callable[[], object]
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        stop: threading.Event,
-        threads: concurrent.futures.Executor,
-        signals: local.StopSignals,
-    ):
-        self.threads, self._stop, self._run_dir, self._signals = threads, stop, run_dir, signals
+    def __init__(self, run_dir: RunDir, stop: threading.Event, threads: concurrent.futures.Executor):
+        self.threads, self._stop, self._run_dir = threads, stop, run_dir
         self._turns = _Turns(stop)
         hooks = Hooks(on_evaluated=self._turns.evaluated)
         self.evaluation = Run(run_dir, stop, connect_timeout_secs=_NO_TIMEOUT_SECS, hooks=hooks)
@@ -189,17 +183,7 @@ class _Jobs:
     def wait(self) -> None:
         """Waits until the evaluate job has ended, if it has begun; raises its error."""
         for future in self._evaluations:
-            self.wait_for(future)
-
-    def wait_for(self, job: concurrent.futures.Future[None]) -> None:
-        """Waits until a job has ended, which a signal stops; raises its error. A second signal takes effect at once."""
-        while not concurrent.futures.wait([job], _POLL_SECS).done:
-            if self._signals.received:
-                self._stop.set()
-            if len(self._signals.received) > 1:
-                self._signals.restore()
-                signal.raise_signal(self._signals.received[-1])
-        job.result()
+            future.result()
 
     def _guarded_evaluation(self) -> None:
         try:
@@ -220,10 +204,11 @@ def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
     ends. Then the signal does what it would have done to this process: it ends, or KeyboardInterrupt is raised.
     """
     run_dir.make()
-    stop, signals = threading.Event(), local.StopSignals()
+    stop = threading.Event()
+    signals = local.StopSignals(stop)
     ending, executor = background.ending_with_threads(stop), concurrent.futures.ThreadPoolExecutor(2, 'tflearn')
     with _drawn(run_dir), ending, executor as threads, signals:
-        jobs = _Jobs(run_dir, stop, threads, signals)
+        jobs = _Jobs(run_dir, stop, threads)
         try:
             yield jobs
             jobs.wait()

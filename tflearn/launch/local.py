@@ -281,9 +281,9 @@ class StopSignals:
     another one the context does nothing.
     """
 
-    def __init__(self) -> None:
-        # A list: a handler that sets a threading.Event could wait for a lock that the interrupted
-        # thread holds.
+    def __init__(self, stop: threading.Event | None = None):
+        """Takes what the first signal sets, if anything: then a second one takes effect as without this."""
+        self._stop = stop
         self.received: list[int] = []
         self._received_at = -math.inf
         self._before: dict[int, Any] = {}
@@ -309,3 +309,9 @@ class StopSignals:
         if time.monotonic() - self._received_at > _SAME_SIGNAL_SECS:
             self.received.append(number)
             self._received_at = time.monotonic()
+            if self._stop and len(self.received) > 1:
+                self.restore()
+                signal.raise_signal(number)
+            elif self._stop:
+                # On another thread: the interrupted one may hold the event's lock.
+                threading.Thread(target=self._stop.set).start()
