@@ -12,6 +12,7 @@ from tf_agents.trajectories import trajectory
 
 from tests import fakes, streams
 from tests.testing import experiences
+from tflearn.core import extras
 from tflearn.core.waiting import Stopped
 from tflearn.replay import backend, reader, servers
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
@@ -55,6 +56,7 @@ def serving(folder, kind=None):
 
         def start(experience, port=0, checkpoints=folder / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
             storage = Storage(experience, data_spec)
+            backend.check_draws(storage, kind or extras.default_replay_backend())
             server = servers.serve(storage.make_tables(), port, checkpoints, kind=kind)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)
