@@ -34,6 +34,23 @@ def laplace(spec):
     return 2 * size, distribution
 
 
+def drawn_mixture(spec):
+    """A narrow part and a wide one, by a draw that has no gradient."""
+    size = spec.shape[0]
+
+    def distribution(numbers):
+        locs, raw = (tf.stack(tf.split(part, 2, axis=-1), axis=-2) for part in tf.split(numbers[..., 2:], 2, axis=-1))
+        scales = [[0.5], [2.0]] * tf.nn.softplus(raw)
+        return Drawn(tfd.Categorical(numbers[..., :2]), tfd.Independent(tfd.Laplace(locs, scales), 1))
+
+    return 2 + 4 * size, distribution
+
+
+class Drawn(tfd.MixtureSameFamily):
+    def _mode(self):
+        return self.components_distribution.mean()[..., 0, :]
+
+
 def _made(make, spec=SPEC, size=6, seed=1):
     count, distribution = make(spec)
     numbers = 0.5 * tf.random.stateless_normal((size, count), (seed, 2))
@@ -80,23 +97,35 @@ def test_densities_and_modes_are_those_of_the_formulas(name):
         assert np.isfinite(made.log_prob(tf.fill(action.shape, bound))).all()
 
 
-@pytest.mark.parametrize('make', [*HEADS.values(), laplace], ids=[*HEADS, 'laplace'])
+@pytest.mark.parametrize('make', [*HEADS.values(), laplace, drawn_mixture], ids=[*HEADS, 'laplace', 'drawn_mixture'])
 def test_entropies_and_divergences_are_the_integrals(make):
-    """Those without a formula are estimated by drawn actions, whose mean is compared."""
+    """Those without a formula are estimated by drawn actions, whose mean is compared; so are its gradients."""
     count = 20_000
     both = [_made(make, NUMBER, 1, seed) for seed in (1, 2)]
-    grid = np.linspace(-1, 1, 200_001)[1:-1] if make is not laplace else np.linspace(-30, 30, 200_001)
+    grid = np.linspace(-1, 1, 200_001)[1:-1] if make in HEADS.values() else np.linspace(-30, 30, 200_001)
     logs = [np.float64(made.log_prob(tf.constant(grid[:, np.newaxis], tf.float32))) for _, made in both]
     density, step = np.exp(logs[0]), grid[1] - grid[0]
     assert density.sum() * step == pytest.approx(1, abs=2e-3)
     draws = Draws(create_train_step())
     draws.restart()
-    many = [own_heads.ByNumbers(tf.repeat(numbers, count, axis=0), make(NUMBER)[1]) for numbers, _ in both]
-    entropy = np.mean(heads.entropy(many[0], 1, draws))
-    assert entropy == pytest.approx(-(density * logs[0]).sum() * step, abs=0.03)
-    divergences = heads.divergence(*many, 1, draws).numpy()
+    (first, _), (second, _) = both
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([first, second])
+        many = [own_heads.ByNumbers(tf.repeat(each, count, axis=0), make(NUMBER)[1]) for each in (first, second)]
+        entropy = tf.reduce_mean(heads.entropy(many[0], 1, draws))
+        divergences = heads.divergence(*many, 1, draws)
+        divergence = tf.reduce_mean(divergences)
+        log_p, log_q = (
+            own_heads.ByNumbers(each, make(NUMBER)[1]).log_prob(tf.constant(grid[:, np.newaxis], tf.float32))
+            for each in (first, second)
+        )
+        integral = -tf.reduce_sum(tf.exp(log_p) * log_p) * step
+        between = tf.reduce_sum(tf.stop_gradient(tf.exp(log_p)) * (tf.stop_gradient(log_p) - log_q)) * step
+    assert float(entropy) == pytest.approx(-(density * logs[0]).sum() * step, abs=0.03)
     expected = (density * (logs[0] - logs[1])).sum() * step
-    assert divergences.mean() == pytest.approx(expected, rel=0.1) and divergences.min() >= 0
+    assert float(divergence) == pytest.approx(expected, rel=0.1) and divergences.numpy().min() >= 0
+    np.testing.assert_allclose(tape.gradient(entropy, first), tape.gradient(integral, first), atol=0.05)
+    np.testing.assert_allclose(tape.gradient(divergence, second), tape.gradient(between, second), rtol=0.1, atol=0.1)
 
 
 def test_policies_act_in_the_unit_of_the_environment():
@@ -207,6 +236,8 @@ def _without_a_mode(numbers):
         ('ppo', own_heads.beta, {'state_dependent_noise': StateDependentNoise()}, 'make_head with state_dependent_noi'),
         ('sac', own_heads.beta, {'state_dependent_noise': StateDependentNoise()}, 'make_head with state_dependent_noi'),
         ('ppo', lambda: None, {}, 'make_head'),
+        ('sac', drawn_mixture, {}, 'got the distribution Drawn from make_head, whose draws have no gradient'),
+        ('tqc', drawn_mixture, {}, 'got the distribution Drawn from make_head, whose draws have no gradient'),
         ('ppo', lambda spec: 4, {}, r'got 4 from make_head; need \(n, distribution\)'),
         ('ppo', _of(lambda numbers: numbers), {}, 'need one of TensorFlow Probability'),
         ('ppo', _of(_normal_of_all), {}, r'got a distribution of actions float32 \(4,\) from make_head; need'),

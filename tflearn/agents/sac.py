@@ -57,7 +57,7 @@ from tflearn.core.settings import (
 from tflearn.core.train_step import Draws
 from tflearn.core.types import Agent, EnvironmentSpecs
 from tflearn.networks import critics as critics_lib
-from tflearn.networks import heads, networks, recurrent, spec_checks, state_dependent
+from tflearn.networks import heads, networks, own_heads, recurrent, spec_checks, state_dependent
 from tflearn.networks.networks import NetworkOptions
 from tflearn.networks.state_dependent import StateDependentNoise
 from tflearn.optimization import conservative as conservative_lib
@@ -207,6 +207,8 @@ def make_networks(
             head = functools.partial(state_dependent.Head, options=noise, squashes=True)
         actor = actor_network or networks.actor(specs.observation, specs.action, network, continuous=head)
     actor.create_variables()
+    if network.make_head:
+        own_heads.check_gradients(network.make_head, tf.nest.flatten(specs.action)[0])
     return Networks(actor, *critics_lib.make(specs.observation, specs.action, network, options))
 
 

@@ -130,7 +130,7 @@ class Collection(Resumable):
 
     def keep_environment(self) -> None:
         """Keeps the environment's content for `content`: now the caller may close it. No more steps can be taken."""
-        self._last_environment = self.content()['environment']
+        self._last_environment = None if self._refused else self._saved_environment()
 
     def _saved_environment(self) -> bytes | None:
         saved = _Bounded(self._max_saved_gb)

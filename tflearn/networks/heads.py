@@ -49,14 +49,20 @@ def _sample(distribution: tfp.distributions.Distribution, draws: Draws, sample_s
 def entropy(distributions: Any, outer_rank: int, draws: Draws) -> tf.Tensor:
     """Returns the entropy of a nest of distributions [nats], float32 of the outer dimensions.
 
-    Of one without a formula, it is estimated by an action that is drawn.
+    Of one without a formula, it is estimated by an action that is drawn, and so is its gradient.
     """
 
     def of_one(distribution: tfp.distributions.Distribution) -> tf.Tensor:
         try:
             return distribution.entropy()
         except NotImplementedError:
-            return -distribution.log_prob(_sample(distribution, draws, ()))
+            action = _sample(distribution, draws, ())
+            if distribution.reparameterization_type == tfp.distributions.FULLY_REPARAMETERIZED:
+                return -distribution.log_prob(action)
+            # The draw has no gradient: that of the mean is the mean of -log p times the gradient of log p.
+            log_prob = distribution.log_prob(tf.stop_gradient(action))
+            known = tf.stop_gradient(log_prob)
+            return -known * (1 + log_prob - known)
 
     return _summed(map(of_one, tf.nest.flatten(distributions)), outer_rank)
 

@@ -203,6 +203,17 @@ class Head(network.DistributionNetwork):
         return self.output_spec.build_distribution(numbers=squash.unflatten(numbers)), ()
 
 
+def check_gradients(make_head: MakeHead, spec: types.BoundedTensorSpec) -> None:
+    """Raises ValueError if an action that is drawn has no gradient, by which a critic trains the head."""
+    count, make = make_head(spec)
+    made = make(tf.zeros((1, count)))
+    if made.reparameterization_type != tfp.distributions.FULLY_REPARAMETERIZED:
+        raise UserValueError(
+            f'got the distribution {type(made).__name__} from make_head, whose draws have no gradient, by which '
+            'critics train an actor; need one that is FULLY_REPARAMETERIZED; choose it, or an algorithm such as PPO'
+        )
+
+
 def _check(spec: types.BoundedTensorSpec, make: MakeDistribution, count: int) -> None:
     """Makes a distribution of zeros, and asks it what policies and losses will."""
     made = make(tf.zeros((2, count)))
