@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.files import messages
 from tflearn.files.lock import try_lock
@@ -314,4 +315,4 @@ class StopSignals:
                 signal.raise_signal(number)
             elif self._stop:
                 # On another thread: the interrupted one may hold the event's lock.
-                threading.Thread(target=self._stop.set).start()
+                background.Thread(self._stop.set, 'stop').start()
