@@ -205,7 +205,8 @@ def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
     """
     run_dir.make()
     stop = threading.Event()
-    signals = local.StopSignals(stop)
+    # On another thread: the interrupted one may hold the event's lock.
+    signals = local.StopSignals(lambda: background.Thread(stop.set, 'stop').start())
     ending, executor = background.ending_with_threads(stop), concurrent.futures.ThreadPoolExecutor(2, 'tflearn')
     with _drawn(run_dir), ending, executor as threads, signals:
         jobs = _Jobs(run_dir, stop, threads)

@@ -13,10 +13,9 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from tflearn.core import background
 from tflearn.core.errors import UserValueError
 from tflearn.files import messages
 from tflearn.files.lock import try_lock
@@ -282,8 +281,8 @@ class StopSignals:
     another one the context does nothing.
     """
 
-    def __init__(self, stop: threading.Event | None = None):
-        """Takes what the first signal sets, if anything: then a second one takes effect as without this."""
+    def __init__(self, stop: Callable[[], object] | None = None):
+        """Takes what the first signal calls, if anything: then a second one takes effect as without this."""
         self._stop = stop
         self.received: list[int] = []
         self._received_at = -math.inf
@@ -314,5 +313,4 @@ class StopSignals:
                 self.restore()
                 signal.raise_signal(number)
             elif self._stop:
-                # On another thread: the interrupted one may hold the event's lock.
-                background.Thread(self._stop.set, 'stop').start()
+                self._stop()
