@@ -85,16 +85,16 @@ def test_of_trials_that_reach_the_target_the_fastest_is_the_best(tmp_path, capsy
     space = tmp_path / 'space.py'
     space.write_text(f"""
 def suggest(trial):
-    return ['{RATE} = ' + str([1e-3, 1.01e-3, 1e-4][trial.number])]
+    return ['{RATE} = ' + str([1.01e-3, 1e-3, 1e-4][trial.number])]
 """)
     assert tuning(tmp_path, space=str(space), methods=('random', 'none')).run(sys.stdout)
     result = 'score 100, the target after 1,000 environment steps'
     text = (tmp_path / 'search' / 'best.gin').read_text()
-    assert text.startswith(f'# Trial 0 of 3, with its own seed: {result} (return).')
+    assert text.startswith(f'# Trial 1 of 3, with its own seed: {result} (return).'), 'of equally fast ones the better'
     rows = (tmp_path / 'search' / 'tuning.md').read_text().splitlines()
-    assert [row.split(' | ')[0] for row in rows[2:5]] == ['| 0', '| 1', '| 2'], 'the best one first'
+    assert [row.split(' | ')[0] for row in rows[2:5]] == ['| 1', '| 0', '| 2'], 'the best one first'
     assert (
-        f'trial 2: done: max_env_steps 1000 reached; score 60; the best is trial 0 ({result})\n'
+        f'trial 2: done: max_env_steps 1000 reached; score 60; the best is trial 1 ({result})\n'
         in capsys.readouterr().out
     )
     assert trials(tmp_path)[0].user_attrs == {'env_steps': 1000, 'reached_target': True}

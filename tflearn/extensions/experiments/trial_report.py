@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def ranked(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
     """Returns the trials that have a score, the best one first.
 
-    Those that reached the target come first, by their environment steps; the others follow by their
-    score.
+    Those that reached the target come first, by their environment steps; equally fast ones, and
+    the others, by their score.
     """
     return [trial for trial in _ordered(study) if trial.state.name == 'COMPLETE']
 
@@ -36,11 +36,11 @@ def result(trial: 'optuna.trial.FrozenTrial') -> str:
 def _ordered(study: 'optuna.Study') -> 'list[optuna.trial.FrozenTrial]':
     """Returns all trials, those that have ended by themselves before those that were pruned."""
 
-    def key(trial: 'optuna.trial.FrozenTrial') -> tuple[int, bool, float]:
-        reached = bool(trial.user_attrs.get('reached_target'))
-        steps = trial.user_attrs.get('env_steps') or np.inf
+    def key(trial: 'optuna.trial.FrozenTrial') -> tuple[int, float, float]:
+        reached = trial.user_attrs.get('reached_target')
+        steps = (reached and trial.user_attrs.get('env_steps')) or np.inf
         score = _sign(study) * _score(trial) if trial.values else np.inf  # a failed one
-        return trial.state.value, not reached, steps if reached else score
+        return trial.state.value, steps, score
 
     return sorted(study.get_trials(), key=key)
 
