@@ -37,7 +37,7 @@ VERBS = {
         'check-env': 'checks an environment before anything is trained in it',
     },
     'Find out': {
-        'help': 'describes a function or setting of a gin file',
+        'help': 'lists packaged gin files; describes one, or a setting',
         'completion': 'makes a shell complete verbs and flags',
     },
 }

@@ -117,7 +117,8 @@ def need(values: flags.FlagValues, *names: str) -> None:
 
 def check_arguments(given: Sequence[str], needed: str = '') -> None:
     """Raises ValueError if the arguments that are no flags are not what is needed: see `Verb.arguments`."""
-    if bool(given) != bool(needed) or (len(given) > 1 and not needed.endswith(' ...')):
+    is_wrong = bool(given) != bool(needed) and not (needed.startswith('[') and not given)
+    if is_wrong or (len(given) > 1 and not needed.endswith(' ...')):
         got = f'the argument {given[-1]!r}' if given else 'no argument'
         raise UserValueError(f'got {got}; need {needed or "flags only"}; see --help')
 

@@ -8,6 +8,8 @@ import sys
 
 from absl import flags
 
+from tflearn.config import files
+
 from . import commands, data_flags
 
 SHELLS = ('bash', 'zsh')
@@ -38,6 +40,7 @@ def script(shell: str) -> str:
     words = {'tflearn': [*verbs, '--help', '--version']} | {each: _flags(each) for each in ours}
     words['tflearn data'] += episodes
     words['tflearn completion'] += SHELLS
+    words['tflearn help'] += files.names()
     # Arguments may follow, and the first case that fits is taken: that of `tflearn data copy` before `tflearn data`.
     cases = [f"    '{each}'*) words='{' '.join(words[each])}' ;;" for each in sorted(words, reverse=True)]
     start = 'autoload -U +X bashcompinit && bashcompinit\n' if shell == 'zsh' else ''

@@ -30,16 +30,24 @@ def _check_env(switches: flags.FlagValues, name: str) -> int:
     return int('error' in states or (switches.strict and 'LOOK' in states))
 
 
-def _help(switches: flags.FlagValues, name: str) -> int:
-    """Describes what gin can bind: tflearn help NAME.
+def _help(switches: flags.FlagValues, name: str = '') -> int:
+    """Describes gin files, and what they can bind: tflearn help, or tflearn help NAME.
 
-    NAME is a function or dataclass, such as experience.Uniform, or a setting, such as Uniform.max_size or max_size. It
-    prints what each setting is, the values that it can have, its unit and its default. Of another public name of
-    Python, such as Learner or tflearn.train, it prints the arguments and the docstring.
+    Without NAME it lists the packaged gin files. NAME is one of them, such as sac_pendulum, or the path of another: it
+    prints what it trains and what it binds, with what it includes. Or NAME is a function or dataclass, such as
+    experience.Uniform, or a setting, such as Uniform.max_size or max_size: it prints what each setting is, the values
+    that it can have, its unit and its default. Of another public name of Python, such as Learner or tflearn.train, it
+    prints the arguments and the docstring.
     """
-    preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.config import reference  # After the flags are parsed: it loads TensorFlow.
+    from tflearn.config import files, reference
 
+    if not name:
+        print(reference.run_list())
+        return 0
+    if name.endswith('.gin') or name in files.names():
+        print(reference.gin_file_text(name))
+        return 0
+    preflight.import_quietly('tensorflow', 'gym')  # whose modules have the settings
     public = name.removeprefix('tflearn.')
     try:
         text = reference.text(name)
@@ -89,6 +97,6 @@ def _completion(switches: flags.FlagValues, shell: str) -> int:
 
 VERBS = {
     'check-env': Verb(_check_env, ('check_env',), arguments='ENVIRONMENT'),
-    'help': Verb(_help, arguments='NAME'),
+    'help': Verb(_help, arguments='[NAME]'),
     'completion': Verb(_completion, arguments='SHELL'),
 }

@@ -4,7 +4,7 @@ import pytest
 
 import gin
 from tests.testing import forks
-from tflearn.config import reference
+from tflearn.config import files, reference
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +77,20 @@ def test_the_program_prints_values_unit_and_default():
     wrong = forks.run('scripts', 'help', 'gama', timeout=60)
     assert (wrong.returncode, wrong.stdout) == (2, '')
     assert 'the nearest are gamma, ' in wrong.stderr
+
+
+def test_the_program_lists_and_describes_packaged_gin_files():
+    every = forks.run('scripts', 'help', timeout=60)
+    assert (every.returncode, every.stderr) == (0, '')
+    lines = {line.split()[0]: line for line in every.stdout.splitlines()}
+    assert lines.keys() == set(files.runs()) and 'SAC with an LSTM on Pendulum-v1' in lines['sac_pendulum_hidden']
+    for name in ('sac_pendulum', str(files.folder() / 'sac_pendulum.gin')):
+        one = forks.run('scripts', 'help', name, timeout=60)
+        assert (one.returncode, one.stderr) == (0, '')
+        assert one.stdout.startswith(f'{files.folder()}/sac_pendulum.gin:\n  SAC on Pendulum-v1')
+        assert '\n  networks.NetworkOptions.fc_layer_params = (256, 256)\n' in one.stdout
+        # The value that counts, not that of the included file.
+        assert one.stdout.count('Uniform.max_size = ') == 1 and 'Uniform.max_size = 100000\n' in one.stdout
+        assert 'replay_server' not in one.stdout
+    wrong = forks.run('scripts', 'help', 'sac_pendlum', timeout=60)
+    assert wrong.returncode == 2 and 'the nearest are sac_pendulum, ' in wrong.stderr

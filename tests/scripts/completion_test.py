@@ -57,6 +57,7 @@ def shell(request, tmp_path):
     ('typed', 'completed'),
     [
         ('tflearn compl', 'tflearn completion '),
+        ('tflearn help sac_pendulum_h', 'tflearn help sac_pendulum_hidden '),
         ('tflearn data spl', 'tflearn data split '),
         ('tflearn data split --sh', 'tflearn data split --share '),
         pytest.param(

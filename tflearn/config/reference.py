@@ -3,6 +3,7 @@ its unit and what it is.
 
 Settings are the arguments of the jobs and of the factories that gin hands to them, and the fields
 of the dataclasses among these. They are read from the modules themselves, which loads TensorFlow.
+What packaged gin files bind them to is read from the files' text.
 """
 
 import dataclasses
@@ -10,11 +11,13 @@ import difflib
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tflearn.config import files, reader
 from tflearn.config.names import Configurable
 from tflearn.core import settings
 from tflearn.core.errors import UserValueError
@@ -194,10 +197,10 @@ def find(name: str) -> list[Setting]:
     matching = [each for each in found if name in _names_of(each)]
     if not matching:
         known = sorted({each for setting in found for each in _names_of(setting)})
-        near = ', '.join(difflib.get_close_matches(name, known, 3, cutoff=0.0))
+        near = ', '.join(difflib.get_close_matches(name, {*known, *files.names()}, 3, cutoff=0.0))
         raise UserValueError(
-            f'got {name!r}, which is the name of no setting; need one: the nearest are {near}; '
-            'write module.function, or a setting of it'
+            f'got {name!r}, which is the name of no setting and no packaged gin file; need one: the nearest are '
+            f'{near}; write module.function, a setting of it, or a name that tflearn help lists'
         )
     return matching
 
@@ -217,6 +220,45 @@ def text(name: str) -> str:
                 default = f'; default {each.default}' if each.default else '; has to be bound'
                 lines += [f'  {each.name}: {each.values}{unit}{default}', f'    {each.text}']
     return '\n'.join(lines[1:])
+
+
+def run_list() -> str:
+    """Returns a line for each packaged gin file of a run: its name, and what it trains."""
+    about = {name: _header(files.resolve(f'{name}.gin').read_text(encoding='utf-8'))[:1] for name in files.runs()}
+    width = max(map(len, about), default=0)
+    return '\n'.join(f'{name:{width}}  {"".join(first)}' for name, first in about.items())
+
+
+def gin_file_text(name: str) -> str:
+    """Describes a gin file: what it trains, the files that it includes, and what all of them bind.
+
+    Args:
+      name: a path, or the name of a packaged file.
+
+    Raises:
+      ValueError: if there is none, or it is no gin file.
+    """
+    path = files.resolve(name)
+    statements = reader.read(path)
+    # What hands the same environment, agent and experience to every job says nothing about a run.
+    wiring = files.folder() / 'jobs.gin'
+    lines = []
+    for each, content in statements.files.items():
+        if each != wiring or path == wiring:
+            lines += [f'{each}:', *(f'  {line}'.rstrip() for line in _header(content)), '']
+    values = {
+        each.written: each.value
+        for each in statements.bindings
+        if path == wiring or not each.place.startswith(f'{wiring}:')
+    }
+    settings = (f'  {written} = {value!r}' for written, value in values.items())
+    return '\n'.join([*lines, 'What they bind (tflearn help NAME describes a setting):', *settings])
+
+
+def _header(content: str) -> list[str]:
+    """Returns the lines of the comment that a gin file begins with."""
+    lines = itertools.takewhile(lambda line: line.startswith('#'), content.splitlines())
+    return [line.removeprefix('#').removeprefix(' ') for line in lines]
 
 
 def _names_of(setting: Setting) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ class Verb(NamedTuple):
       run: gets the flags, and the other arguments one by one; returns the exit status.
       groups: the groups of flags in flags.toml.
       required: the flags that have to be given.
-      arguments: the other arguments: '' for none, 'RUN' for one, 'RUN ...' for one or more.
+      arguments: the other arguments: '' for none, 'RUN' for one, '[RUN]' for one or none, 'RUN ...' for
+        one or more.
     """
 
     run: Callable[..., int]
