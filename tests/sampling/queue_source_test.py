@@ -138,6 +138,14 @@ def test_short_queue_blocks_the_writer(start):
     thread.join(30)
 
 
+def test_reads_no_further_ahead_than_it_may(start):
+    served, source = start(max_in_flight=2)
+    fill(served, 24, (5,)).join(30)  # 20 items
+    draw(source, 2)
+    wait_until(lambda: source._readers.each[0].size() == 2, 'the items that are read ahead', 30)
+    assert served.table().size >= 20 - 2 * 5 - 4  # the stream holds two more
+
+
 def test_takes_items_from_several_servers(serve, tmp_path):
     settings = experience(Queue, max_size=1000, batch_size=10)
     served = [serve(settings, checkpoints=tmp_path / str(i)) for i in range(2)]

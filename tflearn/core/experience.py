@@ -184,6 +184,7 @@ class _Table:
     max_policy_lag: ClassVar[None] = None
     versions_ahead: ClassVar[None] = None
     episode_steps: ClassVar[None] = None
+    max_in_flight: ClassVar[None] = None
 
     max_size: PositiveInt = 100_000
     min_size: PositiveInt = 1_000
@@ -251,8 +252,7 @@ class Queue:
     """The learner gets each item once, oldest first.
 
     Attributes:
-      max_size: the number of waiting items at which writers are blocked; the learner holds about as
-        many more, so 1 gives the newest data.
+      max_size: the number of waiting items at which writers are blocked, on each replay server.
       max_policy_lag: items with a row of a larger policy lag, the newest version of the weights
         minus the version that acted, are dropped and counted, never trained on; None keeps all.
       versions_ahead: how many publications of the weights collectors may be ahead. All collectors
@@ -267,6 +267,8 @@ class Queue:
         counted; None keeps all. For tasks whose episodes have a known length, such as the macros of
         a chip, with `Slicing.pad_episodes`. With `max_policy_lag` = 0 training is exactly
         on-policy: all steps of an item were taken with the newest weights.
+      max_in_flight: the number of items that the learner reads ahead of training, from each replay
+        server; None: as many as `max_size`. With 1 for both the data are the newest.
     """
 
     learns_from_old_items: ClassVar[bool] = False
@@ -284,6 +286,7 @@ class Queue:
     versions_ahead: NonNegativeInt | None = None
     training: Iteration | Reuse | None = None
     episode_steps: PositiveInt | None = None
+    max_in_flight: PositiveInt | None = None
 
     @property
     def iteration(self) -> Iteration | None:

@@ -72,8 +72,8 @@ def synchronous(
       run: the run, in whose directory are the files that the train job writes.
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
-      experience: the run's experience settings. `Queue.max_size` and `versions_ahead` have no
-        meaning here.
+      experience: the run's experience settings. `Queue.max_size`, `max_in_flight` and
+        `versions_ahead` have no meaning here.
       stop_conditions: when training ends. At `collect_options.max_env_steps` collection ends, and
         training goes on with the data that are stored, as far as `samples_per_insert` or a queue
         allow.

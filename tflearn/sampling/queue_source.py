@@ -135,7 +135,8 @@ class QueueSource(Planned):
         replay = experience.replay
         self._storage, self._batch_size = storage, batch_size
         self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
-        self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
+        most_ahead = replay.max_in_flight or replay.max_size
+        self._ahead = max(1, min(most_ahead, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
         self._given = self._readers = Readers(
             [make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses]
