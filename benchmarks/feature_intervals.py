@@ -80,7 +80,7 @@ def held(world: World, size: int, num_logs: int, random: np.random.Generator) ->
     inside = [
         # As `interval`, which needs no search for its ends to tell on which side of them the loss is.
         all(
-            cs.likelihood_ratios(half, counts[i : i + 1], max(mean, _LEAST))[0] < cs.LIKELIHOOD_RATIO
+            cs.likelihood_ratios(cs.Variable(half, 0.0), counts[i : i + 1], max(mean, _LEAST))[0] < cs.LIKELIHOOD_RATIO
             for half, mean in zip(halves, ((known[i] + lost[i]) / 2, (known[i] - lost[i]) / 2), strict=True)
         )
         for i in range(num_logs)

@@ -38,13 +38,19 @@ def variance(chances: np.ndarray, values: np.ndarray) -> float:
     return float(chances @ values**2 - (chances @ values) ** 2)
 
 
-def subsampled(units: Units, kept: float, rare: int) -> Units:
-    """Returns units of a log that keeps each one whose reward is `rare`, 0 or 1, and of all others such a share.
+def subsampled(units: Units, kept: float, rare: int, least: float = 0.0) -> Units:
+    """Returns units of a log that drops a part of them at random. What is dropped is one more kind of units, on which
+    nothing is bet.
 
-    What is dropped is one more kind of units, on which nothing is bet.
+    Args:
+      units: of the whole log.
+      kept: the share that is kept of all units but the rare ones, which are all kept.
+      rare: 1 if the rare ones are those whose reward is above `least`; 0: whose cost is, 1 less the reward.
+      least: see `rare`.
     """
-    shares = np.where(units.ends[1 - rare].values > 0, 1.0, kept)
-    bets = np.append(kept / shares, 0.0)
+    above, below = (units.ends[end].values for end in (1 - rare, rare))
+    shares = np.where(above > least * (above + below), 1.0, kept)
+    bets = np.append(shares.min() / shares, 0.0)
     of = lambda each: Variable(np.append(each.values, 0.0), each.bound, shares=bets)  # noqa: E731
     squares = min(float(units.chances @ (each.values**2 / shares)) for each in units.variables[1:])
     return dataclasses.replace(
@@ -53,4 +59,5 @@ def subsampled(units: Units, kept: float, rare: int) -> Units:
         variables=[of(each) for each in units.variables],
         refuters=[[of(each) for each in group] for group in units.refuters],
         variance=squares - units.difference**2,
+        ends=[of(each) for each in units.ends],
     )

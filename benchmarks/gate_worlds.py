@@ -409,9 +409,9 @@ def _failures(margin: float) -> Callable[[int], World]:
     return lambda sign: World([shop(0.99, 3, 0.1, sign * margin, share=1.0, other=0.99)], margin)
 
 
-def _subsampled(make: Callable[[int], World], kept: float, rare: int) -> Callable[[int], World]:
-    """The log has each decision whose reward is `rare`, and such a share of all others."""
-    return lambda sign: World([subsampled(each, kept, rare) for each in make(sign).phases], make(sign).margin)
+def subsample(make: Callable[[int], World], kept: float, rare: int, least: float = 0.0) -> Callable[[int], World]:
+    """Returns the world whose log drops a part of its decisions, see `subsampled`."""
+    return lambda sign: World([subsampled(each, kept, rare, least) for each in make(sign).phases], make(sign).margin)
 
 
 def _costs(sign: int) -> World:
@@ -472,8 +472,8 @@ WORLDS: dict[str, Callable[[int], World]] = {
     'better, at the limit of a cost': _limited(0.0),
     'better, 6% beyond the limit of a cost': _limited(SHARE),
     'smoothed numbers': _simple(numbers, SHARE * 0.2),
-    'clicks 5%, and a tenth of all else': _subsampled(_shop(0.05, 10, 0.1), 0.1, 1),
-    'failures 1%, margin 1%, and a tenth of all else': _subsampled(_failures(0.01), 0.1, 0),
+    'clicks 5%, and a tenth of all else': subsample(_shop(0.05, 10, 0.1), 0.1, 1),
+    'failures 1%, margin 1%, and a tenth of all else': subsample(_failures(0.01), 0.1, 0),
 }
 SUBSAMPLED = [name for name in WORLDS if name.endswith(' of all else')]
 # Wrong probabilities, and what needs far more than 4 n.

@@ -34,7 +34,7 @@ def _run_data(stop: threading.Event) -> None:
             flags.FLAGS.data,
             values_of(flags.FLAGS, 'min_return', 'max_return', 'max_episodes', 'max_damaged'),
             **values_of(flags.FLAGS, 'policy', 'train_step', 'epsilon', 'temperature', 'gamma'),
-            **values_of(flags.FLAGS, 'horizon', 'num_features'),
+            **values_of(flags.FLAGS, 'horizon', 'num_features', 'greatest_weight'),
             **values_of(flags.FLAGS, 'largest_ratio', 'estimate_behaviour', 'seed', 'baseline_action'),
             features=flags.FLAGS.feature_importance,
             low=flags.FLAGS.reward_low,

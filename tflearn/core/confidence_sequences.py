@@ -298,31 +298,35 @@ def likelihood_bound(variable: Variable) -> float:
     It is the least mean that no bet refutes, the best one chosen after the fact: the interval by
     empirical likelihood (Owen 2001; Karampatziakis, Langford and Mineiro 2020, "Empirical
     Likelihood for Contextual Bandits", arXiv 1906.03323, without a greatest weight). Values that
-    are rare, large and not among these only lower it.
+    are rare, large and not among these only lower it. Of a log that was subsampled `shares` bound the
+    bets, as in a sequence; what was dropped is a bet of nothing.
     """
     counts = np.ones(len(variable.values)) if variable.counts is None else variable.counts
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        refuted = likelihood_ratios(variable.values, counts[np.newaxis], middle)[0] >= LIKELIHOOD_RATIO
+        refuted = likelihood_ratios(variable, counts[np.newaxis], middle)[0] >= LIKELIHOOD_RATIO
         low, high = (middle, high) if refuted else (low, middle)
     return low
 
 
-def likelihood_ratios(values: np.ndarray, counts: np.ndarray, mean: float) -> np.ndarray:
+def likelihood_ratios(variable: Variable, counts: np.ndarray, mean: float) -> np.ndarray:
     """Returns the log wealth of the best bet against a mean of at most `mean`,
     of values that are at least 0.
 
     Args:
-      values: [N].
+      variable: the values [N], each once.
       counts: how often each of them is in a log, [logs, N].
       mean: above 0.
 
     Returns:
       [logs].
     """
+    stakes = variable.values / mean - 1
+    if variable.shares is not None:
+        stakes = variable.shares * stakes
     total = np.zeros((len(counts), len(_PART_BETS)))
-    for begin in range(0, len(values), _BLOCK):
+    for begin in range(0, len(stakes), _BLOCK):
         block = slice(begin, begin + _BLOCK)
-        total += counts[:, block] @ np.log1p(_PART_BETS * (values[block, np.newaxis] / mean - 1))
+        total += counts[:, block] @ np.log1p(_PART_BETS * stakes[block, np.newaxis])
     return total.max(axis=1)

@@ -119,7 +119,20 @@ def test_estimates_by_weights_are_those_of_all_decisions(runs, logs):
     always = np.mean([CLICKS[x][0] for x in CLICKS])
     assert weighed.baselines['always 0'].estimates['importance sampling'] == pytest.approx(always, abs=1e-6)
     assert weighed.effective_sample_size < of_all.effective_sample_size
-    assert 'of which no bound is known' in weighed.no_interval and not weighed.intervals
+    assert 'weights from 1 to 10, and no number as the greatest possible one' in weighed.no_interval
+    assert not weighed.intervals
+
+
+def test_an_interval_of_weighted_decisions_holds_the_value_and_is_wider_than_of_all(runs, logs):
+    of_all, weighed = evaluate(runs['all'], logs['all']), evaluate(runs['all'], logs['weighed'], greatest_weight=10.0)
+    for name, value in (('the policy', BEST), ('the behaviour policy', LOGGED_VALUE)):
+        (low, high), (least, most) = (of.intervals[name] for of in (of_all, weighed))
+        assert least < low < value < high < most
+    one, other = (of.baselines['uniform'].interval for of in (of_all, weighed))
+    assert other[0] < one[0] < one[1] < other[1]
+    # Bets for greater weights than any that came are smaller, and need more decisions.
+    wider = evaluate(runs['all'], logs['weighed'], greatest_weight=1_000.0).intervals['the policy']
+    assert wider[0] < weighed.intervals['the policy'][0] and weighed.intervals['the policy'][1] < wider[1]
 
 
 def test_a_behaviour_policy_is_estimated_by_weights(runs, logs):
@@ -154,6 +167,7 @@ def test_the_gate_judges_by_weights_up_to_the_greatest_that_is_stated(runs, logs
     assert verdict.candidate.effective_sample_size < of_all.candidate.effective_sample_size
     assert verdict.candidate.overlap == pytest.approx(of_all.candidate.overlap, abs=1e-6)
     assert judge(tmp_path / 'parts' / 'held_out').options.greatest_weight == 10
+    assert evaluate(runs['all'], data).intervals == evaluate(runs['all'], data, greatest_weight=10.0).intervals != {}
     assert judge(logs['weighed'], greatest_weight=10.0).json() == verdict.json()
     for given, stated in (({}, 'no number'), ({'greatest_weight': 9.0}, '9.0')):
         with pytest.raises(UserError, match=f'got decisions with weights from 1 to 10, and {stated} as the greatest'):
@@ -161,6 +175,7 @@ def test_the_gate_judges_by_weights_up_to_the_greatest_that_is_stated(runs, logs
     _, users = import_logs(tmp_path, path, 'users', "cluster = 'x'\ngreatest_weight = 10\n" + WEIGHED)
     with pytest.raises(UserError, match='got decisions with weights and a cluster; need one of them'):
         judge(users)
+    assert 'got decisions with weights and a cluster' in evaluate(runs['all'], users).no_interval
 
 
 def test_data_with_weights_beside_data_without_are_refused(runs, logs, tmp_path):

@@ -9,8 +9,8 @@ import numpy as np
 
 from tflearn.core import confidence_sequences
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveInt, Range, checked_dataclass
-from tflearn.extensions.product import estimators, feature_importance, linear_models, scaled_log
+from tflearn.core.settings import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked_dataclass
+from tflearn.extensions.product import estimators, feature_importance, linear_models, row_weights, scaled_log
 from tflearn.extensions.product.estimates import OF_FEATURES, Estimates, Evaluation, Importance
 from tflearn.extensions.product.estimators import Episodes, Estimator
 from tflearn.extensions.product.linear_models import MAX_INPUTS, by_choice, features_of
@@ -39,6 +39,8 @@ class OpeOptions:
       low: the least reward; None is what the data set states. An interval needs the range.
       high: the greatest one.
       whole: whether the range is that of an episode's sum of rewards, see `gate.GateOptions`.
+      greatest_weight: of a decision of a log that was subsampled; None is what the data set states. An interval of
+        weighted decisions needs it.
       independent_slots: whether the steps of an episode are the slots of a slate, which the data's policy and the
         evaluated one choose independently of each other; the data set states it.
       seed: the seed of the features.
@@ -53,6 +55,7 @@ class OpeOptions:
     low: Annotated[float, Range()] | None = None
     high: Annotated[float, Range()] | None = None
     whole: bool = False
+    greatest_weight: PositiveFloat | None = None
     independent_slots: bool = False
     seed: int = 0
     baseline_action: str | None = None
@@ -299,8 +302,6 @@ class _Log:
           doubt: why there is none, whatever the data say; '' if there may be one.
         """
         given, zeros = self.options, np.zeros(self._rewards.shape)
-        if (self.counts != 1).any():
-            return None, 'the decisions have weights, of which no bound is known'
         options = GateOptions(
             low=given.low, high=given.high, longest=self.horizon, whole=given.whole,
             gamma=given.gamma,
@@ -308,7 +309,9 @@ class _Log:
         is_step = self._padded(np.ones(len(self.steps.rewards))) > 0
         ratios, clusters = zeros if episodes is None else episodes.log_ratios, self.steps.clusters
         try:
-            scaled = scaled_log.scale(LoggedEpisodes(self._rewards, is_step, ratios, zeros, clusters=clusters), options)
+            shares = row_weights.shares(self.counts, given.greatest_weight, clusters is not None)
+            log = LoggedEpisodes(self._rewards, is_step, ratios, zeros, clusters=clusters, shares=shares)
+            scaled = scaled_log.scale(log, options)
         except UserValueError as error:  # such as no range
             return None, str(error)
         if scaled.outside:
@@ -373,10 +376,14 @@ def _importances(log: _Log, own: Estimates, shuffled: Iterable[tuple[str, np.nda
 def _importance_interval(
     log: _Log, log_target: np.ndarray, choices: np.ndarray, is_defined: bool
 ) -> tuple[float, float] | None:
-    """Returns the interval of a feature's importance; None unless the policy's own is defined, of single decisions."""
+    """Returns the interval of a feature's importance; None unless the policy's own is defined, of single decisions.
+
+    Of a log that was subsampled there is none: it needs the actions of all decisions that came.
+    """
     steps, low, high = log.steps, log.options.low, log.options.high
     own, behaviour = steps.log_target, log.log_behaviour
-    if not is_defined or log.horizon > 1 or low is None or high is None or own is None or behaviour is None:
+    is_whole = is_defined and (log.counts == 1).all()
+    if not is_whole or log.horizon > 1 or low is None or high is None or own is None or behaviour is None:
         return None
     counted = steps.is_step & (steps.times == 0)
     weights = np.exp(own - behaviour)[counted], np.exp(log_target - behaviour)[counted]

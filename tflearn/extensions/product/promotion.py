@@ -17,7 +17,7 @@ from tflearn.core.settings import checked
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader, with_unknown
-from tflearn.extensions.product import data_evaluation, gate, reward_parts
+from tflearn.extensions.product import data_evaluation, gate, reward_parts, row_weights
 from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, WEIGHT, PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
 from tflearn.extensions.product.gate import Verdict
@@ -164,7 +164,7 @@ def logged_episodes(
         padded(own - log_behaviour),
         padded(others - log_behaviour),
         clusters=None if clusters is None else clusters[order],
-        shares=None if weights is None else _shares(weights[order], greatest_weight, clusters is not None),
+        shares=None if weights is None else row_weights.shares(weights[order], greatest_weight, clusters is not None),
         costs={name: padded(info[each].astype(np.float64)) for name, each in parts.items()},
     )
     edges = data_evaluation.edges_of(candidate, incumbent or candidate)
@@ -187,24 +187,6 @@ def logged_episodes(
         log_behaviour=padded(log_behaviour + log_sizes),
         log_even=padded(log_even + log_sizes),
     )
-
-
-def _shares(weights: np.ndarray, greatest: float | None, has_clusters: bool) -> np.ndarray | None:
-    """Returns the weights of episodes divided by the greatest possible one, which no data say; None if all are 1."""
-    if (weights == 1).all():
-        return None
-    if has_clusters:
-        raise UserValueError(
-            'got decisions with weights and a cluster; need one of them: how many decisions of a cluster were dropped '
-            'nobody knows; subsample clusters as a whole, and import them without weights, or leave out the cluster'
-        )
-    if greatest is None or weights.max() > np.float32(greatest):
-        raise UserValueError(
-            f'got decisions with weights from {weights.min():g} to {weights.max():g}, and {greatest or "no number"} as '
-            'the greatest possible one; need greatest_weight in the column map, or --greatest_weight: the bounds of '
-            'the gate hold for no greater one'
-        )
-    return weights.astype(np.float64) / greatest
 
 
 def _choices(actions: np.ndarray, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | float]:
