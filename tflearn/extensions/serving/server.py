@@ -324,15 +324,16 @@ class PolicyServer:
         """Logs a decision; returns its outputs, with its id and probability if `names` has them."""
         if self._log:
             holder = self._models.get(name)
-            arm = arm or holder.arm(model.version)[:MAX_ID]
-            key = _text_of_client(caller_metadata.get(), 'canary-key') or event_id
+            key = _text_of_client(caller_metadata.get(), 'canary-key')
+            is_slot = bool(key) and key == arm  # as `PolicyClient.slate` asks
+            arm, key = arm or holder.arm(model.version)[:MAX_ID], key or event_id
             deferred = caller_metadata.get().get(DEFER, 'false')
             if deferred not in ('true', 'false'):
                 raise InvalidRequest(f'got {DEFER}={deferred!a:.100}; need true or false')
             is_deferred, rows = deferred == 'true', len(next(iter(outputs.values())))
             mask = model.chooser.mask
             event_id = self._log.record(name, model.version, arrays, outputs, mask, event_id, arm, is_deferred)
-            self._trials.decided(holder, model.version, event_id, rows, key, is_deferred)
+            self._trials.decided(holder, model.version, event_id, rows, key, is_deferred, is_slot)
             self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key not in (PROBABILITY, POLICY_ACTION)}
         if EVENT_ID in names and self._log:

@@ -52,10 +52,10 @@ class TrialOptions:
       max_latency_secs: the time within which 99 % of them have to be computed; None is any.
       outcome_margin: how much less than the stable version's the mean reward of the canary's keys
         may be; it is taken back when more is proved. None does not look at outcomes.
-      outcome_low: the least reward of a decision; less counts as that.
+      outcome_low: the least reward of a decision, or of a slate; less counts as that.
       outcome_high: the greatest one; more counts as that.
-      outcome_secs: seconds after a decision in which its outcomes count; their sum is its reward, 0
-        without any.
+      outcome_secs: seconds after a decision, or a slate's first one, in which its outcomes count;
+        their sum is its reward, 0 without any.
       level: 1 - level is the probability with which a canary that is worse by the margin is ever
         taken back.
     """
@@ -76,29 +76,43 @@ class TrialOptions:
 
 @dataclasses.dataclass
 class _First:
-    """The decisions of the first request of a key, whose outcomes still count,
+    """The decisions of the first request of a key, or of all of a slate, whose outcomes still count,
     and how the key was drawn.
 
     Attributes:
       comparison: where they are compared.
       is_canary: whether the canary answered.
       share: the probability of that.
+      slate: the hash of the key that is a slate; None if it is none.
       rewards: by the decisions' ids.
       reported: what tells an outcome that comes again: its id, else its time and reward.
       at: when the decisions were made [s since 1970].
-      is_unknown: whether an outcome has a time before that, so that a clock is wrong; the key is
-        left out.
+      is_unknown: whether an outcome has a time before that, so that a clock is wrong, or a slot of
+        the slate is not known; the key is left out.
       hidden: those of the decisions that were deferred, until an outcome says that they were shown.
     """
 
     comparison: '_Comparison'
     is_canary: bool
     share: float
-    rewards: dict[str, float]
+    slate: int | None
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
     reported: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
     at: float = dataclasses.field(default_factory=time.time)
     is_unknown: bool = False
     hidden: set[str] = dataclasses.field(default_factory=set)
+
+    def reward(self, low: float, high: float) -> float | None:
+        """Returns the reward, scaled from [low, high] to [0, 1]; None if it is no evidence, since
+        nothing was shown or something is not known.
+
+        It is the mean over the decisions; of a slate the sum over its slots.
+        """
+        shown = [reward for each, reward in self.rewards.items() if each not in self.hidden]
+        if not shown or self.is_unknown:
+            return None
+        rewards = shown if self.slate is None else [sum(shown)]
+        return sum((min(max(each, low), high) - low) / (high - low) for each in rewards) / len(rewards)
 
 
 class _Comparison:
@@ -109,6 +123,7 @@ class _Comparison:
       canary: its version; None if there is none.
       stable: the version that it is compared with.
       keys: hashes of the keys that were drawn.
+      slates: those of them that are slates which may have more slots.
       closed: share, whether the canary answered, and reward in [0, 1], of keys that are not
         compared yet.
     """
@@ -117,6 +132,7 @@ class _Comparison:
         """Takes the margin in the unit of the scaled rewards."""
         self.canary, self.stable, self._margin = canary, stable, margin
         self.keys: set[int] = set()
+        self.slates: dict[int, _First] = {}
         self.closed: collections.deque[tuple[float, bool, float]] = collections.deque()
         size = len(confidence_sequences.BETS) * (1 + len(confidence_sequences.CONTROLS))
         self._logs, self._lost = np.zeros(size), np.zeros(size, bool)
@@ -210,27 +226,45 @@ class Trials:
             self._short[key] = f'{slow} of {requests} requests took more than {options.max_latency_secs:g} s'
 
     def decided(
-        self, holder: ModelHolder, version: int, event_id: str, rows: int, key: str, is_deferred: bool = False
+        self,
+        holder: ModelHolder,
+        version: int,
+        event_id: str,
+        rows: int,
+        key: str,
+        is_deferred: bool = False,
+        is_slot: bool = False,
     ) -> None:
         """Takes the ids of decisions, to which outcomes may come,
         and the key by which the version was chosen.
+
+        With `is_slot` the key is a slate, and each of its requests, for one slot after the other,
+        counts.
         """
         comparison, found = self._comparisons.get(holder.name), holder.states
         self._close_decisions(self._clock())
         if comparison is None or comparison.canary is None or found is None or found.canary != comparison.canary:
             return
-        is_canary, hashed = version == found.canary, hash(key or event_id)
+        hashed, ids = hash(key or event_id), decision_files.ids(event_id, rows)
         # A version that the request named was not drawn.
-        if version not in (found.canary, found.stable) or (key and found.labels[found.arm(key)] != version):
-            return
-        is_full = len(self._open) + rows > _MAX_OPEN or len(comparison.keys) >= _MAX_KEYS
-        if is_full or hashed in comparison.keys or not 0 < found.share < 1:
-            return
-        comparison.keys.add(hashed)
-        first = _First(comparison, is_canary, found.share, dict.fromkeys(decision_files.ids(event_id, rows), 0.0))
-        first.hidden |= {*first.rewards} if is_deferred else set()
-        self._open |= dict.fromkeys(first.rewards, first)
-        self._order.append((self._clock(), first))
+        drawn = version in (found.canary, found.stable) and not (key and found.labels[found.arm(key)] != version)
+        is_counted = drawn and len(self._open) + rows <= _MAX_OPEN
+        first = comparison.slates.get(hashed) if is_slot else None
+        if first:
+            first.is_unknown |= not is_counted
+        else:
+            is_new = hashed not in comparison.keys and len(comparison.keys) < _MAX_KEYS
+            if not (is_counted and is_new and 0 < found.share < 1):
+                return
+            comparison.keys.add(hashed)
+            first = _First(comparison, version == found.canary, found.share, hashed if is_slot else None)
+            self._order.append((self._clock(), first))
+            comparison.slates |= {hashed: first} if is_slot else {}
+        if not first.is_unknown:
+            new = [each for each in ids if each not in first.rewards]  # a slot may be asked for again
+            first.rewards |= dict.fromkeys(new, 0.0)
+            first.hidden |= set(new) if is_deferred else set()
+            self._open |= dict.fromkeys(new, first)
 
     def outcomes(self, message: Mapping[str, Any]) -> None:
         """Takes outcomes that the server has accepted."""
@@ -255,12 +289,10 @@ class Trials:
             first = self._order.popleft()[1]
             for each in first.rewards:
                 self._open.pop(each, None)
-            low, high = options.outcome_low, options.outcome_high
-            shown = [reward for each, reward in first.rewards.items() if each not in first.hidden]
-            rewards = [(min(max(each, low), high) - low) / (high - low) for each in shown]
-            # What was not shown is no evidence.
-            if rewards and not first.is_unknown:
-                first.comparison.closed.append((first.share, first.is_canary, sum(rewards) / len(rewards)))
+            if first.slate is not None:
+                del first.comparison.slates[first.slate]
+            if (reward := first.reward(options.outcome_low, options.outcome_high)) is not None:
+                first.comparison.closed.append((first.share, first.is_canary, reward))
 
     def shadow(self, holder: ModelHolder, inputs: Arrays, event_id: str, requests: RequestQueue) -> None:
         """Asks the shadow of a policy what it would have answered; nothing waits for it."""
