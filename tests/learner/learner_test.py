@@ -1,3 +1,4 @@
+import dataclasses
 import stat
 import sys
 import threading
@@ -291,6 +292,17 @@ def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn
     assert len(triggers) == 1, "the caller's list is the caller's"
     learner.close()
     assert len(list(run_dir.checkpoints.glob('*.index'))) == 3
+
+
+@pytest.mark.parametrize(('secs', 'saved'), [(1e-6, ['ckpt-10', 'ckpt-15', 'ckpt-20']), (1e9, ['ckpt-20'])])
+def test_saves_at_intervals_of_seconds(tmp_path, make_agent, make_dataset_fn, secs, saved):
+    options = dataclasses.replace(PLAIN, checkpoint_interval_steps=None, checkpoint_interval_secs=secs)
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
+        for _ in range(4):
+            learner.run(5)
+            learner.checkpoints.wait()  # a newer one replaces one that has not begun
+    # The first call compiled: the clock starts after it.
+    assert sorted(path.stem for path in RunDir(tmp_path).checkpoints.glob('*.index')) == saved
 
 
 @lanes.classic

@@ -4,6 +4,7 @@ It trains a DQN agent for 20 train steps with a global batch of 8, or until it i
 it leaves `<worker>.npz` and `<worker>.json`.
 """
 
+import itertools
 import json
 import pathlib
 import signal
@@ -27,7 +28,7 @@ from tflearn.files.run_dir import RunDir
 from tflearn.learner import checkpoints
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.learner.triggers import PeriodicAction
+from tflearn.learner.triggers import PeriodicAction, PeriodicSave
 from tflearn.networks.networks import NetworkOptions
 
 GLOBAL_BATCH_SIZE = 8
@@ -91,11 +92,16 @@ def main(directory, event):
         stuck_at = 10 if event == 'stuck' and layout.worker == 1 else None
         with watchdog.guard('the first trace'):
             # A second run goes on where the first one was in the dataset.
-            options = LearnerOptions(loop=LoopOptions(jit_compile=event == 'xla' or 'auto'))
+            options = LearnerOptions(
+                checkpoint_interval_steps=None,
+                checkpoint_interval_secs=1e-6,  # after each call
+                loop=LoopOptions(jit_compile=event == 'xla' or 'auto'),
+            )
             learner = Learner(agent, dataset_fn(0, stuck_at), run_dir, strategy=strategy, options=options)
             agreement.check_same(learner.step, 'the restored train step')
         assert agreement.least(layout.worker + 5) == agreement.of_chief(layout.worker + 5) == 5
         assert agreement.greatest(layout.worker + 5) == 6
+        assert saved_steps(strategy, clock_secs=[20.0, 5.0][layout.worker]) == [3, 5], 'by the clock of the chief'
         try:
             agreement.check_same(layout.worker, 'the worker')
         except ValueError as error:
@@ -112,6 +118,15 @@ def main(directory, event):
         with watchdog.guard('the last checkpoint'):
             learner.close()
         leave(pathlib.Path(directory), layout.worker, agent, learner.step, run_dir, consistency)
+
+
+def saved_steps(strategy, clock_secs):
+    """Returns the train steps that are saved each 30 s, if a step takes `clock_secs` on this worker's clock."""
+    now, saved = itertools.count(0.0, clock_secs), []
+    save = PeriodicSave(lambda: saved.append(step), None, 30.0, strategy, clock=lambda: next(now))
+    for step in range(1, 6):
+        save(step - 1, step)
+    return saved
 
 
 def values_of(agent):

@@ -29,7 +29,7 @@ from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
-from tflearn.learner.triggers import PeriodicAction
+from tflearn.learner.triggers import PeriodicSave
 from tflearn.sampling.source import DatasetFn, Source
 
 Trigger = Callable[[int, int], bool]
@@ -40,8 +40,7 @@ class LearnerOptions:
     """When a learner saves and summarizes, and how it takes train steps.
 
     Attributes:
-      checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close`
-        save.
+      checkpoint_interval_steps: train steps between two checkpoints; None: no such rule.
       max_checkpoints_to_keep: number of newest checkpoints that are kept.
       max_failed_saves: checkpoints in a row that could not be written, on a full disk for example,
         after which training ends; None: training continues.
@@ -57,6 +56,8 @@ class LearnerOptions:
         `agent`, `step`, `collected`, `summarize`, `save` and `stop`.
       checkpoint_on_error: whether the last complete train step is saved if an error ends training:
         'always', 'never', or 'ask' at the terminal (without a terminal it is saved).
+      checkpoint_interval_secs: seconds between two checkpoints, beside `checkpoint_interval_steps`:
+        a call of `run` ends first. With None of both, only `save` and `close` save.
     """
 
     checkpoint_interval_steps: PositiveInt | None = 5_000
@@ -69,6 +70,7 @@ class LearnerOptions:
     after_run: Callable[[TrainResult], object] | None = None
     make_triggers: Callable[['Learner'], Sequence[Trigger]] | None = None
     checkpoint_on_error: Literal['always', 'never', 'ask'] = 'always'
+    checkpoint_interval_secs: PositiveFloat | None = None
 
 
 class Learner:
@@ -169,9 +171,10 @@ class Learner:
         return checkpoints
 
     def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:
-        save = self._options.checkpoint_interval_steps
         own = self._options.make_triggers(self) if self._options.make_triggers else ()
-        return (*([PeriodicAction(lambda _: self.save(), every_steps=save)] if save else []), *triggers, *own)
+        steps, secs = self._options.checkpoint_interval_steps, self._options.checkpoint_interval_secs
+        saving = [PeriodicSave(self.save, steps, secs, self._strategy)] if steps or secs else []
+        return (*saving, *triggers, *own)
 
     def __enter__(self) -> 'Learner':
         return self

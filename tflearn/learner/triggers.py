@@ -20,6 +20,7 @@ import tensorflow as tf
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Range, checked
 from tflearn.core.train_step import crossed
+from tflearn.core.workers import Agreement
 
 Action = Callable[[int], object]
 _ADVICE = 'leave it out if it is not wanted'
@@ -128,3 +129,33 @@ class PeriodicAction:
         else:
             self._action(step)
         self._failed, self._acted_at = False, step
+
+
+class PeriodicSave:
+    """Saves checkpoints at intervals of train steps or seconds, on all workers at the same steps.
+
+    A checkpoint does not hold its clock: one that is restored was saved just then.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[], object],
+        every_steps: int | None,
+        every_secs: float | None,
+        strategy: tf.distribute.Strategy,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """See `PeriodicAction`; at least one interval. `strategy` is the one of the workers."""
+        self._agreement, self._clock, self._secs = Agreement(strategy), clock, 0.0
+        self._reads_clock = every_secs is not None
+        self._action = PeriodicAction(
+            lambda _: save(), every_steps=every_steps, every_secs=every_secs, clock=lambda: self._secs
+        )
+
+    def __call__(self, before: int, after: int) -> bool:
+        """Returns whether it saved for the train steps (before, after]."""
+        if self._reads_clock:
+            # Each worker has a clock of its own, so the chief's counts. It is read once in each
+            # call: a worker on which saving fails must not ask the others for the time.
+            self._secs = self._agreement.of_chief(round(self._clock() * 1e6)) / 1e6
+        return self._action(before, after)
