@@ -190,6 +190,15 @@ def test_keys_are_compared_once_and_only_if_they_were_drawn(directory, tmp_path)
     assert comparison.means.tolist() == [1.0, 1.0] and len(comparison.keys) == 13
 
 
+@pytest.mark.parametrize('key', ['{}-{}', '{}:user-{}', '{:05d}{:07d}'])
+def test_numbered_keys_are_drawn_as_if_by_chance(key):
+    """A trial takes the share for the probability of the canary."""
+    found, num = states.States(stable=2, canary=3, share=0.2), 2_000
+    numbers = [sum(found.arm(key.format(i, j)) == 'canary' for j in range(num)) for i in range(60)]
+    deviations = (np.array(numbers) - 0.2 * num) / np.sqrt(0.16 * num)
+    assert np.abs(deviations).max() < 3.5 and 0.7 < deviations.std() < 1.3 and abs(deviations.mean()) < 0.5
+
+
 def test_a_slate_is_a_key_with_the_sum_of_its_slots(directory, tmp_path):
     states.promote(directory, 3, 'canary', 'a test', share=0.5)
     later = [0.0]
