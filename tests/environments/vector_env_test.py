@@ -55,6 +55,20 @@ def test_known_termination_and_truncation(vectorize):
     np.testing.assert_array_equal([t.discount for t in time_steps], [[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1]])
 
 
+def test_a_second_close_calls_no_close_of_an_environment():
+    closed = []
+
+    class Driver(TwoStates):
+        def close(self):
+            closed.append(1)
+
+    environment = vector_env.in_process(Driver, 2, seed=0)
+    environment.reset()
+    environment.close()
+    environment.close()
+    assert len(closed) == 2, 'each of the two environments once'
+
+
 @BOTH
 def test_a_vector_environment_is_not_taken_for_one(vectorize):
     with pytest.raises(UserTypeError, match=r'got CartPole-v1, a vector environment, .*; or vector_env.native'):

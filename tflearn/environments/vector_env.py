@@ -209,6 +209,7 @@ class VectorEnvironment(Resumable):
         self._write = spaces.writer(environments.single_action_space, self.num_environments)
         self._checked_action = False
         self._ended: np.ndarray | None = None
+        self._is_closed = False
         self._on_nonfinite = on_nonfinite
         leaves = gathering.float_leaves(environments.single_observation_space)
         self._floats = [] if on_nonfinite == 'keep' else leaves
@@ -300,8 +301,9 @@ class VectorEnvironment(Resumable):
 
     def set_content(self, content: Mapping[str, Any]) -> None:
         """See `Resumable`."""
+        self.close()
         super().set_content(content)
-        self._vector_env.close()
+        self._is_closed = False
         self._vector_env.set_content(content['environments'])
 
     def set_progress(self, train_step: int, env_steps: int) -> None:
@@ -355,8 +357,9 @@ class VectorEnvironment(Resumable):
 
     def close(self) -> None:
         """Closes the environments. A second call does nothing."""
-        self._ended = None
-        self._vector_env.close()
+        if not self._is_closed:  # an environment of anybody's need not take two
+            self._is_closed, self._ended = True, None
+            self._vector_env.close()
 
     def _executed(self, executed: np.ndarray, given: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Returns the executed actions: the unclipped `action` where an environment executed the given one."""
