@@ -1,4 +1,5 @@
 import functools
+import re
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ def test_overruns_are_counted_and_not_compensated(caplog):
         pass
     environment.step(np.zeros(2, np.int64))
     assert environment.num_overruns == 1
-    assert 'late (overrun 1)' in caplog.text
+    assert float(re.search(r'step came ([\d.]+) ms late \(overrun 1\)', caplog.text)[1]) > 69
     environment.step(np.zeros(2, np.int64))
     assert time.monotonic() >= start + 0.12 + 0.05  # delays of the machine only add to that
 

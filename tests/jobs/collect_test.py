@@ -20,7 +20,7 @@ from tflearn.coordinator.published_weights import Publisher
 from tflearn.core.experience import Experience, Slicing, Uniform
 from tflearn.core.train_step import create_train_step
 from tflearn.core.waiting import wait_until
-from tflearn.environments import gymnasium_env, vector_env
+from tflearn.environments import gymnasium_env, pacing, vector_env
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_limits import CreditLimit, VersionLimit
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit, EpisodeMetricsOptions
@@ -90,16 +90,19 @@ def test_reports_while_its_environments_are_reset(small_run, make, secs):
 
 def test_ends_after_max_env_steps(small_run, learner):
     learner.publish()
-    small_run.start(collect, num_environments=4, max_env_steps=200, seed=1).join()
+    make_one = small_run.factories()['make_environment']
+    paced = functools.partial(pacing.make, make_environment=make_one, unroll_step_interval_secs=1e-9)
+    small_run.start(collect, make_environment=paced, num_environments=4, max_env_steps=200, seed=1).join()
     status = small_run.status('collect_0')
     assert status['state'] == 'finished'
     assert 200 <= status['env_steps'] < 200 + 4, 'a batched step of four environments may be the last'
+    assert status['overruns'] >= 50, 'every step is late'
     assert (status['lost_steps'], status['dropped_episodes'], status['rebuilt_environments']) == (0, 0, 0)
     assert status['mean_length'] == status['mean_return'] > 0
     assert 0 < status['mean_start_return'] < status['mean_return']
     metrics = learner.metrics()
     assert metrics['env_steps'] == status['env_steps']
-    assert metrics['episodes'] == status['episodes']
+    assert metrics['episodes'] == status['episodes'] and metrics['overruns'] == status['overruns']
     assert metrics['mean_reward'] == 1
     parts = [status[name] for name in ('policy_secs', 'environment_secs', 'writing_secs')]
     assert min(parts) > 0 and [metrics[name] for name in ('policy_secs', 'environment_secs', 'writing_secs')] == parts

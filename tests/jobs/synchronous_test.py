@@ -15,7 +15,7 @@ from tflearn.core.errors import UserRuntimeError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Reuse, Slicing, Uniform
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.environments import gymnasium_env
+from tflearn.environments import gymnasium_env, pacing
 from tflearn.files.run_dir import RunDir, read_json, write_atomically, write_json
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 from tflearn.jobs.policy_exports import ExportOptions
@@ -88,7 +88,10 @@ def test_intervals_and_schedules_by_environment_steps(tmp_path):
 def test_runs_to_the_end_beside_a_request_that_cannot_be_read(tmp_path):
     write_atomically(RunDir(tmp_path).stop_request, '{"reas')
     restored = []
+    make_one = jobs.SmallRun(tmp_path).factories()['make_environment']
+    paced = functools.partial(pacing.make, make_environment=make_one, unroll_step_interval_secs=1e-9)
     given = {'hooks': Hooks(lambda: restored.append(1), lambda: {'run/note': 'mine'}), 'seed': 3}
+    given['make_environment'] = paced
     run_dir = run_synchronously(tmp_path, num_train_steps=121, summary_interval_steps=20, **given)
     result = read_json(run_dir.train_result)
     assert (result['reason'], result['train_step']) == ('num_train_steps 121 reached', 121)
@@ -103,6 +106,7 @@ def test_runs_to_the_end_beside_a_request_that_cannot_be_read(tmp_path):
     assert set(written_summaries.histograms(run_dir.summaries('train'))['data/policy_lag']) >= {20, 120}
     collected = written_summaries.scalars(run_dir.summaries('collect'))
     assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/episodes'} <= collected.keys()
+    assert max(collected['collect/overruns'].values()) > 0, 'every step is late'
     assert collected['collect/episodes'].keys() == collected['collect/mean_return'].keys(), 'none before an episode'
     exported = {path.name for path in run_dir.greedy_policy.iterdir() if path.name.isdigit()}
     assert {'0', '121'} < exported

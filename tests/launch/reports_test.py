@@ -30,6 +30,8 @@ def test_progress_and_time_left():
 
 
 def test_omits_unknown_metrics():
+    paced = JobReport('collect_0', 'collect', 'running', metrics={'episodes': 3, 'overruns': 0})
+    assert paced.summary() == 'episodes 3, overruns 0', 'that no step of a robot came late is known'
     targets = {'samples_per_insert': None, 'samples_per_insert_target': 32.0, 'target_return': 475.0}
     jobs = [JobReport(kind, kind, 'starting', metrics=targets) for kind in ('replay_server', 'train', 'evaluate')]
     run = RunReport((*jobs, JobReport('collect_0', 'collect', 'running')), 1.0)

@@ -41,10 +41,15 @@ class PacedEnvironment(Wrapper):
     def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):
         """Takes over `environment`: it is closed with this."""
         super().__init__(environment)
-        self.num_overruns = 0
+        self._num_overruns = 0
         self._interval_secs = unroll_step_interval_secs
         self._due = 0.0
         self._never = threading.Event()
+
+    @property
+    def num_overruns(self) -> int:
+        """The number of steps that came late."""
+        return self._num_overruns
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere; the first step is due an interval after that.
@@ -63,9 +68,9 @@ class PacedEnvironment(Wrapper):
         if early_secs > 0 and late_secs <= _JITTER * self._interval_secs:
             self._due += self._interval_secs
         else:
-            self.num_overruns += 1
-            if self.num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
-                logging.warning('step came %.4f s late (overrun %d)', late_secs, self.num_overruns)
+            self._num_overruns += 1
+            if self._num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
+                logging.warning('step came %.2f ms late (overrun %d)', 1e3 * late_secs, self._num_overruns)
             self._due = time.monotonic() + self._interval_secs  # the message took its time, too
         time_step = self._environment.step(action)
         # A reset took its time, not the policy.

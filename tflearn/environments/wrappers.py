@@ -37,6 +37,11 @@ class Wrapper:
         """What made an environment fail last, in one line; '' if none did, or it does not say."""
         return getattr(self._environment, 'newest_failure', '')
 
+    @property
+    def num_overruns(self) -> int | None:
+        """The number of steps that came late; None where no environment runs in real time, see `pacing`."""
+        return getattr(self._environment, 'num_overruns', None)
+
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns time steps [B]."""
         return self._changed(self._environment.reset())

@@ -360,7 +360,7 @@ class _Collector:
             'env_steps': metrics.env_steps,
             'episodes': metrics.episodes,
             'dropped_episodes': metrics.dropped_episodes,
-            'rebuilt_environments': self._collection.num_rebuilt,
+            **self._collection.failures,
             'lost_steps': self._writer.lost_steps,
             'unused_steps': self._writer.unused_steps,
             **self._collection.secs,
@@ -391,8 +391,8 @@ class _Collector:
         metrics = self._collection.metrics
         mean_return = 'none' if metrics.mean_return is None else f'{metrics.mean_return:.1f}'
         counts = self._counts()
-        names = ('dropped_episodes', 'rebuilt_environments', 'lost_steps', 'unused_steps')
-        failures = ''.join(f', {counts[name]} {name.replace("_", " ")}' for name in names if counts[name])
+        names = ('dropped_episodes', 'rebuilt_environments', 'overruns', 'lost_steps', 'unused_steps')
+        failures = ''.join(f', {counts[name]} {name.replace("_", " ")}' for name in names if counts.get(name))
         return (
             f'{metrics.env_steps} environment steps ({metrics.env_steps_per_sec:.0f}/s), {metrics.episodes} episodes, '
             f'mean return {mean_return}, policy version {self._weights.newest.policy_version}{failures}'

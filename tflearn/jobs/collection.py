@@ -109,9 +109,11 @@ class Collection(Resumable):
         return self._environment.num_environments
 
     @property
-    def num_rebuilt(self) -> int:
-        """The number of environments that failed and were rebuilt."""
-        return self._environment.num_rebuilt
+    def failures(self) -> dict[str, int]:
+        """How many environments failed and were rebuilt and, in real time, how many steps came late."""
+        overruns = getattr(self._environment, 'num_overruns', None)
+        late = {} if overruns is None else {'overruns': overruns}
+        return {'rebuilt_environments': self._environment.num_rebuilt, **late}
 
     def identify_environment(self) -> None:
         """Finds out what the environment is made of, before its first step, which changes it;

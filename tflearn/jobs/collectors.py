@@ -253,7 +253,7 @@ class OwnCollectors(Collectors):
             'env_steps': self.progress.env_steps,
             'episodes': self.progress.episodes,
             'dropped_episodes': self._collection.metrics.dropped_episodes,
-            'rebuilt_environments': self._collection.num_rebuilt,
+            **self._collection.failures,
             **self._collection.metrics.means(),
         }
 

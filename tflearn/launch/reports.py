@@ -105,6 +105,7 @@ class JobReport:
                 ('never trained on', self._unused_share()),
                 ('episodes dropped', count(self.number('dropped_episodes') or None)),
                 ('environments rebuilt', count(self.number('rebuilt_environments') or None)),
+                ('overruns', count(self.number('overruns'))),
                 ('', shares({part: self.number(f'{part}_secs') for part in COLLECT_PARTS})),
             ],
         }
