@@ -8,7 +8,6 @@ import tensorflow as tf
 from tests import fakes
 from tflearn.actors.actor import Actor
 from tflearn.data import columns
-from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 from tflearn.jobs.record import _Acting
 
@@ -24,16 +23,6 @@ def write(directory, num_steps=60, environment=None, seed=0, **settings):
         policy = _Acting(environment.specs, None, 1.0, seed)
         Actor(environment, policy, [recorder, rows.append]).run(num_steps)
     return rows
-
-
-def write_together(source, directory):
-    """Writes the episodes of a data set again, many in a record, as an import does."""
-    episodes = [list(each.values()) for each in EpisodeReader(Dataset([str(source)])).episodes()]
-    ends = np.cumsum([len(leaves[0]) for leaves in episodes])
-    writer = EpisodeWriter(directory, columns.read_specs(source), columns.read_columns(source))
-    with contextlib.closing(writer):
-        joined = [np.concatenate(leaves) for leaves in zip(*episodes, strict=True)]
-        writer.write_records(writer.encoder.encode_together(joined, np.r_[0, ends[:-1]], ends))
 
 
 def split(rows):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.data import data_sets
 from tests.testing import forged, structured
-from tflearn.data import columns, writer
+from tflearn.data import columns, conversion, writer
 from tflearn.data import reader as reader_module
 from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.data.shards import find_shards
@@ -247,7 +247,7 @@ def test_parts_are_disjoint_and_together_whole(tmp_path, num_pipelines, file_byt
 )
 def test_episodes_of_one_record_are_read_like_those_of_their_own(tmp_path, settings, part):
     data_sets.write(tmp_path / 'alone', 120)
-    data_sets.write_together(tmp_path / 'alone', tmp_path / 'together')
+    conversion.copy(Dataset([str(tmp_path / 'alone')]), tmp_path / 'together')
     (shard,) = find_shards(tmp_path / 'together')
     assert shard.episodes >= 30 > len(list(tf.data.TFRecordDataset(str(shard.path))))
     alone, together = (
@@ -256,14 +256,15 @@ def test_episodes_of_one_record_are_read_like_those_of_their_own(tmp_path, setti
     )
     found = [record for record, _ in together.records()]
     assert found == [record for record, _ in alone.records()]
-    for read_all in (EpisodeReader.joined, lambda reader: (each for _, each in reader.shuffled(0, 0))):
+    shuffled = lambda reader: (each for _, each in reader.shuffled(0, 0))  # noqa: E731
+    for read_all in (EpisodeReader.episodes, EpisodeReader.joined, shuffled):
         assert sorted(rows_of(read_all(together))) == sorted(rows_of(read_all(alone)))
         assert together.num_read == alone.num_read
 
 
 def test_one_wrong_episode_of_a_record_costs_itself_alone(tmp_path):
     data_sets.write(tmp_path / 'alone', 60)
-    data_sets.write_together(tmp_path / 'alone', tmp_path / 'together')
+    conversion.copy(Dataset([str(tmp_path / 'alone')]), tmp_path / 'together')
     rewrite(tmp_path / 'together', _not_a_number)
     for read_all in (EpisodeReader.joined, EpisodeReader.episodes):
         (reader,) = own(tmp_path / 'together', 1, max_damaged=1)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data import data_sets
+from tflearn.core import record_files
 from tflearn.data import action_table, columns, conversion, statistics, writer
 from tflearn.data.reader import Dataset
 from tflearn.data.shards import find_shards
@@ -67,7 +68,9 @@ def test_copy_joins_and_filters(tmp_path):
     dataset = Dataset([str(tmp_path / name) for name in 'ab'], min_return=2.0)
     kept = statistics.Statistics(dataset)
     assert conversion.copy(dataset, tmp_path / 'c', compress=True) == (len(kept.returns), kept.lengths.sum())
-    assert find_shards(tmp_path / 'c')[0].path.suffix == '.gz'
+    (shard,) = find_shards(tmp_path / 'c')
+    assert shard.path.suffix == '.gz' and shard.episodes == len(kept.returns)
+    assert 4 * len([*record_files.read(shard.path, 0, 'GZIP')]) < shard.episodes, 'short episodes share records'
     np.testing.assert_array_equal(statistics.Statistics(Dataset([str(tmp_path / 'c')])).returns, kept.returns)
     with pytest.raises(OSError, match='got the directory .*, which cannot be made'):
         conversion.copy(Dataset([str(tmp_path / 'a')]), tmp_path / ('a' * 300))

@@ -68,7 +68,8 @@ def from_arrays(
     stored = columns.columns_of(columns.data_spec(specs, spec(policy_info)))
     writer = EpisodeWriter(pathlib.Path(directory), specs, stored, metadata=metadata)
     with contextlib.closing(writer):
-        writer.write_all(*rows_of(observation, action, reward, policy_info, begins, truncated))
+        rows = rows_of(observation, action, reward, policy_info, begins, truncated)
+        writer.write_records(writer.encoder.encode_together(*rows))
 
 
 def rows_of(

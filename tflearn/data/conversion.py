@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
@@ -88,8 +87,8 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
         for name, each in readers.items():
             writer = EpisodeWriter(begun / name, specs, reader.columns, metadata=facts, compress=compress)
             with contextlib.closing(writer):
-                for record, episode in each.records():
-                    writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+                for episode in each.episodes():
+                    writer.write_together([*episode.values()])
             counts.append((writer.num_episodes, writer.num_steps))
         metadata.keep_vocabularies(reader.directories, begun)
     return counts[0]

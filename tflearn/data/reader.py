@@ -23,7 +23,7 @@ from tflearn.core.settings import NonNegativeInt, PositiveInt, Range, checked_da
 from tflearn.core.types import differ_in_start, integer_bounds, named_leaves
 from tflearn.data import columns
 from tflearn.data.columns import Column
-from tflearn.data.records import NUM_STEPS, RETURN, Decoder, Encoder, Features
+from tflearn.data.records import FIRST, NUM_STEPS, RETURN, Decoder, Encoder, Features
 from tflearn.data.shards import Shard, find_shards
 from tflearn.files.run_dir import local_path
 
@@ -206,7 +206,9 @@ class EpisodeReader:
         Raises:
           RuntimeError: if more records are damaged than the data set allows.
         """
-        return (episode for _, episode in self.records())
+        if self._dataset.max_episodes is not None:
+            return (episode for _, episode in self.records())
+        return (episode for episodes in self.joined() for episode in self._separate(episodes))
 
     def records(self) -> Iterator[tuple[bytes, Any]]:
         """Yields each episode's bytes in its file, a `tf.train.Example`, and the episode;
@@ -278,6 +280,20 @@ class EpisodeReader:
             singles = self._single(shard, group)
             episodes = [episode for one in singles if (episode := self._try(*one)[1]) is not None]
             return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *episodes) if episodes else None
+
+    def _separate(self, episodes: Any) -> Iterator[Any]:
+        """Yields episodes that are joined."""
+        leaves = [*episodes.values()] if self._spec is None else tf.nest.flatten(episodes)
+        step_type = leaves[[column.name for column in self.columns].index('step_type')]
+        begins = np.flatnonzero(step_type == FIRST)
+        for begin, end in zip(begins, [*begins[1:], None], strict=True):
+            yield self._packed([leaf[begin:end] for leaf in leaves])
+
+    def _packed(self, leaves: Sequence[np.ndarray]) -> Any:
+        """Returns the values of the columns as a Trajectory; without a spec as a dict by column."""
+        if self._spec is None:
+            return {column.name: values for column, values in zip(self.columns, leaves, strict=True)}
+        return tf.nest.pack_sequence_as(self._spec, leaves)
 
     def _chosen(self, record: bytes) -> tuple[bool, Features | None]:
         """Returns whether a record passes the filters;
@@ -373,9 +389,7 @@ class EpisodeReader:
         """Returns the episodes of records, joined: a Trajectory, or a dict of arrays by column."""
         values = self._decode(features)
         self.num_read += sum(len(each[NUM_STEPS].int64_list.value) for each in features)
-        if self._spec is None:
-            return {column.name: array for column, array in values.items()}
-        return tf.nest.pack_sequence_as(self._spec, list(values.values()))
+        return self._packed([*values.values()])
 
 
 def with_unknown(dataset: Dataset, data_spec: types.NestedTensorSpec | None = None) -> dict[str, EpisodeReader]:

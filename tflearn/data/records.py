@@ -108,8 +108,12 @@ class Encoder:
         """Encodes episodes that stand one after the other, some of them in one record;
         see `encode`.
         """
-        most = np.clip(_BYTES_TOGETHER // self._row_bytes // (ends - begins).max(), 1, _MAX_TOGETHER)
+        most = self.most_together((ends - begins).max())
         return self._encode_runs(arrays, begins, ends, [*range(0, len(begins), most), len(begins)])
+
+    def most_together(self, longest: int) -> int:
+        """Returns how many episodes of at most so many rows a record may have."""
+        return max(1, min(_MAX_TOGETHER, _BYTES_TOGETHER // self._row_bytes // longest))
 
     def _encode_runs(
         self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray, cuts: Sequence[int]

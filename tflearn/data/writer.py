@@ -73,7 +73,7 @@ class EpisodeWriter:
       num_episodes: episodes in complete files and in the one that is being written, of all sessions
         of this writer.
       num_steps: the same for environment steps, without boundary rows.
-      returns: the sums of rewards of the episodes, without those that `write_record` was given.
+      returns: the sums of rewards of the episodes.
       before_close: functions that `close` calls first: they write what their callers hold.
     """
 
@@ -120,6 +120,8 @@ class EpisodeWriter:
         self.before_close: list[Callable[[], None]] = []
         self._writer: tf.io.TFRecordWriter | None = None
         self._episodes = self._steps = self._bytes = 0  # in the file that is being written
+        self._held: list[Sequence[np.ndarray]] = []
+        self._longest = 0  # of them [rows]
 
     def write(self, episode: Any) -> None:
         """Adds one episode.
@@ -144,14 +146,28 @@ class EpisodeWriter:
         self._append(records.data, records.num_steps, records.num_episodes)
         self.returns.add(np.array(records.totals))
 
-    def write_record(self, record: bytes, num_steps: int) -> None:
-        """Adds one episode as it is in a file of a data set with the same columns.
+    def write_together(self, leaves: Sequence[np.ndarray]) -> None:
+        """Adds one episode, of which a reader has checked the columns; short ones share a record.
+
+        It may wait for others until `close`, and counts from then on.
 
         Args:
-          record: the bytes of its `tf.train.Example`.
-          num_steps: its environment steps, without boundary rows.
+          leaves: the arrays [T, ...] of all columns.
         """
-        self._append([record], [num_steps], [1])
+        longest = max(self._longest, len(leaves[0]))
+        if self._held and len(self._held) >= self.encoder.most_together(longest):
+            self._write_held()
+            longest = len(leaves[0])
+        self._held.append(leaves)
+        self._longest = longest
+
+    def _write_held(self) -> None:
+        """Writes the episodes that wait for others."""
+        if self._held:
+            ends = np.cumsum([len(leaves[0]) for leaves in self._held])
+            arrays = [np.concatenate(column) for column in zip(*self._held, strict=True)]
+            self.write_records(self.encoder.encode_together(arrays, np.r_[0, ends[:-1]], ends))
+        self._held, self._longest = [], 0
 
     def _append(self, records: Sequence[bytes], num_steps: Sequence[int], num_episodes: Sequence[int]) -> None:
         """Adds records to the file that is being written,
@@ -192,6 +208,7 @@ class EpisodeWriter:
         try:
             for flush in self.before_close:
                 flush()
+            self._write_held()
         finally:
             self.finish_file()
 

@@ -10,11 +10,10 @@ import functools
 import hashlib
 import math
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import Range, checked
@@ -101,7 +100,7 @@ def split(
             raise UserValueError(f'got by={by!r}, which puts {len(both)} clusters in both parts; need by={ID!r}')
         np.save(begun / _SEEN, np.union1d(seen, numbers))
 
-    totals = _write(readers, output, facts, compress, is_held_out, finish)
+    totals = _write(readers, output, facts, compress, column, is_held_out, finish)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
     return '\n'.join(
         f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'
@@ -124,6 +123,7 @@ def _write(
     output: pathlib.Path,
     facts: Mapping[str, Any],
     compress: bool,
+    column: str,
     is_held_out: Callable[[bytes, Any], bool],
     finish: Callable[[pathlib.Path], None],
 ) -> list[tuple[str, int, int]]:
@@ -139,9 +139,9 @@ def _write(
             return closing.enter_context(contextlib.closing(made))
 
         for name, each in readers.items():
-            for record, episode in each.records():
-                steps = int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST))
-                writer(parts[is_held_out(record, episode)], name).write_record(record, steps)
+            for record, episode in _named(each, column):
+                writer(parts[is_held_out(record, episode)], name).write_together([*episode.values()])
+        closing.close()
         # Where all that is new is held out, a part may have no episode: it has no data set then.
         made = [part for part in parts if facts['share'] < 1 or (begun / part).exists()]
         totals = [(part, writer(part, '').num_episodes, writer(part, '').num_steps) for part in made]
@@ -150,11 +150,15 @@ def _write(
                 f'got no episode for {empty[0]}, of {reader.num_read} with share={facts["share"]:g}; need more data, '
                 'another share, or other names'
             )
-        closing.close()
         finish(begun)
         for part in made:
             metadata.keep_vocabularies(reader.directories, begun / part)
     return totals
+
+
+def _named(reader: EpisodeReader, column: str) -> Iterator[tuple[bytes, Any]]:
+    """Yields the episodes; before each its bytes in a file, where no column but they are its name."""
+    return ((b'', episode) for episode in reader.episodes()) if column else reader.records()
 
 
 def _begin(reader: EpisodeReader, share: float) -> float:
@@ -171,7 +175,7 @@ def _end(episode: Any) -> float:
 def _numbers(dataset: Dataset, column: str, share: float) -> set[float]:
     """Returns the numbers of episodes that are below `share`."""
     readers, hashed = with_unknown(dataset), _Hashes(column)
-    numbers = (hashed(record, episode) for each in readers.values() for record, episode in each.records())
+    numbers = (hashed(record, episode) for each in readers.values() for record, episode in _named(each, column))
     return {number for number in numbers if number < share}
 
 
