@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.trajectories import time_step as ts
 
 from tests.extensions.product.log_import_test import episodes_of, import_logs
 from tests.extensions.product.vw_slots_test import MAP, steps_of, write
 from tflearn.agents import dqn, linear_bandit
+from tflearn.agents.value_exploration import Boltzmann
 from tflearn.core.errors import UserError
 from tflearn.core.train_step import create_train_step
 from tflearn.data import columns
@@ -304,6 +306,34 @@ def test_a_network_learns_by_position_or_the_reward_of_the_whole_slate(enumerate
     for _ in range(150):
         train(batch)
     assert shown_by(agent.policy, rows) == {'a': 'pq', 'b': 'pq' if is_whole else 'qp'}
+
+
+def test_a_ranking_slot_by_slot_is_that_of_plackett_and_luce(enumerated):
+    """A policy that draws by scores, asked for one slot after the other, without the items before it."""
+    _, data, _ = enumerated
+    rows = all_rows(data)
+    agent = linear_bandit.make_agent(
+        columns.read_specs(data),
+        create_train_step(),
+        linear_bandit.EXPERIENCE,
+        options=linear_bandit.LinearOptions(Boltzmann(0.5), prior_precision=1e-3),
+        arm_features='items',
+        action_mask='mask',
+    )
+    agent.train(tf.nest.map_structure(tf.constant, rows))
+    reader = int(rows.observation['mask'][:, 0].sum(axis=1).argmax())
+
+    def chances(left):
+        seen = tf.nest.map_structure(lambda leaf: leaf[reader, :1].copy(), rows.observation)
+        seen['mask'][0] = [item in left for item in range(3)]
+        time_step = ts.restart(tf.nest.map_structure(tf.constant, seen), 1)
+        return tf.nn.softmax(agent.collect_policy.distribution(time_step).action.logits_parameter()[0]).numpy()
+
+    rankings = list(itertools.permutations(range(3)))
+    found = [np.prod([chances(ranking[slot:])[ranking[slot]] for slot in range(3)]) for ranking in rankings]
+    whole = tfp.distributions.PlackettLuce(np.tile(chances(range(3)), (6, 1)).astype(np.float64))
+    np.testing.assert_allclose(found, whole.prob(np.array(rankings, np.int32)), rtol=1e-4)
+    assert sum(found) == pytest.approx(1, abs=1e-5) and max(found) > 1.2 * min(found)
 
 
 def test_what_a_server_decides_for_slots_is_joined(enumerated, tmp_path):
