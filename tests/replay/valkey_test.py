@@ -288,7 +288,7 @@ def test_a_full_given_server_makes_writers_wait(given, monkeypatch):
     running = given('save 3600 1\nmaxmemory 8mb')
     running.keep()
     writer = backend.connect(running.address).writer()
-    large = np.zeros(1 << 20, np.uint8)
+    large = np.random.default_rng(0).integers(256, size=1 << 20).astype(np.uint8)  # nothing to compress
     writer.insert([large] * 12, [(REPLAY,)] * 12, 1.0)
     assert not writer.flush(0, 1.0)
     running.call('CONFIG', 'SET', 'maxmemory', '0')
@@ -417,7 +417,10 @@ def test_large_items_of_two_writers_keep_their_order_and_nothing_is_left_behind(
     sizes = [(1 + i % 3) * client._LARGE_BYTES for i in range(30)]
     writers = [backend.connect(served.address).writer() for _ in range(2)]
     for i, writer in enumerate(writers):
-        writer.insert([np.full(size, 100 * i + k, np.uint8) for k, size in enumerate(sizes)], [(REPLAY,)] * 30, 1.0)
+        items = [np.random.default_rng(k).integers(256, size=size).astype(np.uint8) for k, size in enumerate(sizes)]
+        for k, item in enumerate(items):
+            item[0] = 100 * i + k
+        writer.insert(items, [(REPLAY,)] * 30, 1.0)
     threads = [threading.Thread(target=writer.flush, args=(0, 30.0), daemon=True) for writer in writers]
     for thread in threads:
         thread.start()

@@ -37,6 +37,7 @@ _EXTRAS = {
     'tensorflow_datasets': 'rlds',
     'fsspec': 'stores',
     's3fs': 'stores',
+    'zstandard': 'valkey',
     'pyarrow': 'product',
     'jinja2': 'experiments',  # and of product
     'optuna': 'experiments',

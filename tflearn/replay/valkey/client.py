@@ -53,7 +53,8 @@ class Client(backend.Client):
         num_reads = max(1, min(_MAX_READS, at_most // count))
         with contextlib.closing(_Reader(self.address, table, count, num_reads)) as reader:
             while True:
-                yield np.frombuffer(b''.join(reader.read()), np.uint8).reshape(-1, *item_shape)
+                items = [library.plain(item, math.prod(item_shape)) for item in reader.read()]
+                yield np.frombuffer(b''.join(items), np.uint8).reshape(-1, *item_shape)
 
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
         what = f'the replay server at {self.address}'
@@ -102,7 +103,7 @@ class _Writer(backend.Writer):
     def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
         del priority  # the server draws nothing
         for item, names in zip(items, tables, strict=True):
-            self._waiting.append((','.join(names), np.ascontiguousarray(item).data.cast('B')))
+            self._waiting.append((','.join(names), library.packed_item(item)))
         with contextlib.suppress(Lost):  # the next flush reports it
             while self._advance(0.0):
                 pass

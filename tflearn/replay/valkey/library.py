@@ -1,4 +1,4 @@
-"""The only module that imports the client library valkey: connections whose errors are those of `backend`.
+"""The only module that imports valkey and zstandard: connections whose errors are those of `backend`.
 
 An address is 'valkey://host:port', or 'valkeys://host:port' over TLS; a '/number' behind it is a database other than 0.
 User, password and client certificate are never part of it. They come from the environment; without it the password of a
@@ -10,7 +10,7 @@ All items of a server are entries of one stream. An entry's id has two numbers, 
 inserted into the table that is scanned, and so many into the queue, with this one. So the ids are the counts; nothing
 has to be counted besides, and nothing is counted wrongly if a client dies. The readers of the queue are one consumer
 group, whose last delivered id says what was drawn. An entry's only field is named after the tables that have it, and
-holds the item's bytes.
+holds the item's bytes, compressed if they are many and become fewer.
 
 A function copies what it is given, which is most of the work if that is large. So large items are added by commands of
 the server, XADD, in a transaction. Before each of them a function sets the stream's last id so that its next one is the
@@ -22,6 +22,7 @@ A call that was taken whole leaves its number for a minute: the next one, if it 
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -37,7 +38,7 @@ import tensorflow as tf
 import valkey
 from valkey import exceptions
 
-from tflearn.core import tokens
+from tflearn.core import extras, tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
 from tflearn.replay.backend import Lost
@@ -73,6 +74,7 @@ LOCALHOST = '127.0.0.1'
 TLS = 'valkeys'
 _LOCAL_HOSTS = (LOCALHOST, 'localhost', '[::1]')
 _CONNECT_SECS, _READ_BYTES = 2.0, 1 << 18
+_COMPRESSED_BYTES, _LEVEL = 1 << 13, -1  # of zstd; small items are rows of numbers, which hardly shrink
 _TLS_ENDS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # of a server that dies
 
 
@@ -389,8 +391,32 @@ class Entry(NamedTuple):
         return counts(self.id)
 
     def array(self, shape: Sequence[int]) -> np.ndarray:
-        """Returns the item, uint8, without a copy."""
-        return np.frombuffer(self.item, np.uint8).reshape(shape)
+        """Returns the item, uint8."""
+        return np.frombuffer(plain(self.item, math.prod(shape)), np.uint8).reshape(shape)
+
+
+def packed_item(item: np.ndarray) -> memoryview:
+    """Returns the bytes of an item as they are sent and stored: compressed, but if it is small or noise."""
+    data = np.ascontiguousarray(item).data.cast('B')
+    # Without the package nothing is compressed: environments that were made for an older version go on.
+    if len(data) < _COMPRESSED_BYTES or extras.is_missing('zstandard'):
+        return data
+    import zstandard
+
+    compressed = zstandard.compress(data, _LEVEL)
+    return memoryview(compressed) if len(compressed) < len(data) else data
+
+
+def plain(item: bytes, num_bytes: int) -> bytes:
+    """Returns the `num_bytes` of an item: those of `packed_item`."""
+    if len(item) == num_bytes:
+        return item
+    with extras.needed_by('a replay whose writers compress'):
+        import zstandard
+    # The size that the bytes claim is what would be allocated.
+    if zstandard.frame_content_size(item) != num_bytes:
+        raise UserValueError(f'got an item of another size than {num_bytes} bytes; need those of one run on a server')
+    return zstandard.decompress(item)
 
 
 def entries_of(answer: Any) -> list[Entry]:
