@@ -15,6 +15,7 @@ from tflearn.core.action_mask import ActionMask
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.environments import gymnasium_env
+from tflearn.networks import own_heads
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import loader
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_probability
@@ -25,6 +26,11 @@ PENDULUM = functools.partial(gymnasium_env.make, 'Pendulum-v1')
 MAKE = {
     'ppo_discrete': (CARTPOLE, functools.partial(ppo.make_agent), ppo.EXPERIENCE),
     'ppo_normal': (PENDULUM, functools.partial(ppo.make_agent), ppo.EXPERIENCE),
+    'ppo_own': (
+        PENDULUM,
+        functools.partial(ppo.make_agent, network=NetworkOptions(make_head=own_heads.mixture)),
+        ppo.EXPERIENCE,
+    ),
     'sac': (PENDULUM, functools.partial(sac.make_agent), sac.EXPERIENCE),
     'masked': (
         functools.partial(structured.make_environment, 'masked discrete'),
@@ -60,7 +66,7 @@ def exported(tmp_path_factory):
     return load
 
 
-@pytest.mark.parametrize('name', ['ppo_discrete', 'ppo_normal', 'sac'])
+@pytest.mark.parametrize('name', ['ppo_discrete', 'ppo_normal', 'ppo_own', 'sac'])
 def test_equals_the_live_policy(exported, name):
     _, specs, time_step = made(name)
     policy, loaded = exported(name, 'collect_policy')
@@ -73,6 +79,9 @@ def test_equals_the_live_policy(exported, name):
     expected = policy.distribution(live).action.log_prob(action).numpy().reshape(SIZE, -1).sum(axis=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert known.num_choices == (2 if name == 'ppo_discrete' else None)
+    mixed, _ = ActionProbabilities(loaded, specs, 0.3, None).log_probability(time_step, (), action)
+    even = 1 / 2 if name == 'ppo_discrete' else 1 / 4
+    np.testing.assert_allclose(np.exp(mixed), 0.7 * np.exp(found) + 0.3 * even, rtol=1e-6)
 
 
 def test_actions_beyond_a_bound_have_the_probability_of_the_tail(exported):

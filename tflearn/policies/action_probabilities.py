@@ -11,10 +11,13 @@ tell the class:
     distribution: {loc, scale_diag}       normal, squashed by tanh into the bounds (TF-Agents' SquashToSpecNormal)
     mixture_distribution: {logits},       even draws from windows, which are the same in all rows, of one number
     components_distribution: {low, high}  (`agents.smoothing`)
+    numbers                               of the user's own (`NetworkOptions.make_head`): the SavedModel computes its
+                                          densities, at bounds too
 
 All are in the environment's unit. A number whose bounds are equal is a constant, and left out.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +30,9 @@ from tflearn.core.action_mask import ActionMask
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.policies.loader import LoadedPolicy
+from tflearn.policies.signatures import NUMBERS
 
+OWN = 'density'  # a function of an action's tensor, in place of the parameters of a distribution of the user's own
 NORMAL, SQUASHED, SMOOTHED = (
     {'loc', 'scale_diag'},
     {'distribution'},
@@ -166,12 +171,23 @@ class ActionProbabilities:
             action, state = policy.action(time_step, state)
             return [{'loc': leaf} for leaf in tf.nest.flatten(action)], state
         found = by_leaf(computed[0])
+        if policy.has_log_probability:
+            own = functools.partial(self._own_log_probability, policy, time_step, state)
+            found = [{OWN: functools.partial(own, i)} if NUMBERS in each else each for i, each in enumerate(found)]
         if self._temperature != 1:  # of logits alone, see _check
             found = [
                 {'logits': np.divide(each['logits'], self._temperature)} if each.keys() == {'logits'} else each
                 for each in found
             ]
         return found, computed[1]
+
+    def _own_log_probability(
+        self, policy: LoadedPolicy, time_step: ts.TimeStep, state: Any, i: int, action: np.ndarray
+    ) -> np.ndarray:
+        """Returns the log-probabilities of tensor `i` of actions, float64 [B], as the policy computes them."""
+        leaves = [np.zeros((len(action), *spec.shape), spec.dtype.as_numpy_dtype) for spec in self._leaves]
+        leaves[i] = action.astype(leaves[i].dtype)
+        return policy.log_probability(time_step, state, leaves)[i].astype(np.float64)
 
     def _check(self, policy: LoadedPolicy, parameters: Sequence[Mapping[str, Any]]) -> None:
         for found, spec in zip(parameters, self._leaves, strict=True):
@@ -192,10 +208,12 @@ class ActionProbabilities:
                 continue
             if names == SMOOTHED and not integer and not spec.shape.rank:
                 continue
+            if names == {OWN}:
+                continue
             if names not in (({'logits'}, {'loc'}) if integer else (NORMAL,)):
                 raise UserValueError(
-                    f'got the policy {policy.path}, whose distribution has {", ".join(names)}; need logits, loc, or '
-                    'loc and scale_diag'
+                    f'got the policy {policy.path}, whose distribution has {", ".join(names)}; need logits, loc, loc '
+                    'and scale_diag, or a function log_probability beside it; export it again'
                 )
 
     def _uniform(self, observation: Any, action: Any, actions: Sequence[np.ndarray]) -> np.ndarray:
@@ -226,6 +244,8 @@ def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarra
     if 'logits' in parameters:
         logits = tf.nn.log_softmax(np.asarray(parameters['logits'], np.float64)).numpy()
         each = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)[..., 0]
+    elif OWN in parameters:
+        each = parameters[OWN](action)
     elif parameters.keys() in (SQUASHED, SMOOTHED, NORMAL):
         density = _squashed if parameters.keys() == SQUASHED else _clipped_normal
         density = _smoothed if parameters.keys() == SMOOTHED else density

@@ -1,7 +1,7 @@
 """Loads and runs exported policies."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class LoadedPolicy:
         self._action = model.function('action_of_fields')
         self._initial_state = model.function('get_initial_state')
         self._distribution = model.function('distribution') if 'distribution' in model.functions else None
+        self._log_probability = model.function('log_probability') if 'log_probability' in model.functions else None
         self._input_dtypes = [argument.dtype for argument in self._action.inputs]
         arguments, _ = self._action.definition.structured_input_signature
         self.time_step_spec = ts.TimeStep(*arguments[:4])  # plain nests [B, ...]
@@ -123,6 +124,19 @@ class LoadedPolicy:
             return None
         step = self._distribution(self._inputs(time_step, policy_state))
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['distribution']), step['policy_state']
+
+    @property
+    def has_log_probability(self) -> bool:
+        """Whether the policy computes the log-probabilities of actions: of distributions of the user's own."""
+        return self._log_probability is not None
+
+    def log_probability(self, time_step: Any, policy_state: Any, action: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the log-probability [B] of each tensor of an action, given in the order of `tf.nest.flatten`;
+        other arguments as for `action`.
+        """
+        assert self._log_probability is not None
+        actions = [tf.convert_to_tensor(leaf) for leaf in action]
+        return [each.numpy() for each in self._log_probability([*self._inputs(time_step, policy_state), *actions])]
 
     def _inputs(self, time_step: Any, policy_state: Any) -> list[tf.Tensor]:
         inputs = (

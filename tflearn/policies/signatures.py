@@ -140,6 +140,8 @@ def completed(given: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict
 
 DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'
+# The parameter of a distribution of the user's own (`NetworkOptions.make_head`), which only the policy can evaluate.
+NUMBERS = 'numbers'
 
 
 def traced(policy: Any) -> tf.Module:
@@ -147,8 +149,9 @@ def traced(policy: Any) -> tf.Module:
     which use the policy's own variables.
 
     They are `action`, `get_initial_state`, and `distribution` and `q_values` if the policy has
-    them. `action` takes the fields of a time step or, for TF-Agents, a TimeStep and the policy
-    state; `action_of_fields` takes only the fields.
+    them; `log_probability` of actions if a distribution is one by `NUMBERS`. `action` takes the
+    fields of a time step or, for TF-Agents, a TimeStep and the policy state; `action_of_fields`
+    takes only the fields.
     """
     module = tf.Module(name='policy')
     module.action_of_fields = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
@@ -162,6 +165,10 @@ def traced(policy: Any) -> tf.Module:
     if distribution := _distribution_function(policy):
         module.distribution = distribution
         functions.append(distribution)
+        parameters = distribution.get_concrete_function().structured_outputs['distribution']
+        if any(name.endswith(f'_{NUMBERS}') for name, _ in flat(parameters, 'distribution')):
+            module.log_probability = _log_probability_function(policy)
+            functions.append(module.log_probability)
     if (valued := _valued(policy)) is not None:
         module.q_values = _on_time_steps(policy, lambda time_step, state: _q_values(valued, time_step, state))
         functions.append(module.q_values)
@@ -332,7 +339,7 @@ def _rows(nest: Any) -> Any:
     return nest if isinstance(nest, tf.Tensor) and nest.shape.rank and nest.shape[0] is None else None
 
 
-def _distribution_function(policy: Any) -> Callable[..., Any] | None:
+def _distribution_function(policy: Any) -> Any:
     function = _on_time_steps(policy, lambda time_step, state: _distribution(policy, time_step, state))
     try:
         outputs = function.get_concrete_function().structured_outputs
@@ -340,6 +347,28 @@ def _distribution_function(policy: Any) -> Callable[..., Any] | None:
         logging.info('the policy is exported without its distribution: %s', str(error).partition('\n')[0])
         return None
     return function if tf.nest.flatten(outputs['distribution']) else None
+
+
+def _log_probability_function(policy: Any) -> Callable[..., Any]:
+    """Returns a function of a step, the policy state before it, and an action:
+    the log-probability of each tensor of the action, [B].
+    """
+    like, state_spec, action_spec = policy.time_step_spec, policy.policy_state_spec, policy.action_spec
+    specs = {name: batched(getattr(like, name), name) for name in like._fields}
+    signature = [*specs.values(), batched(state_spec, 'policy_state'), batched(action_spec, 'action')]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def log_probability(
+        step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any, action: Any
+    ) -> list[tf.Tensor]:
+        plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
+        time_step = ts.TimeStep(**{name: from_plain(plain[name], getattr(like, name)) for name in plain})
+        step = policy.distribution(time_step, from_plain(policy_state, state_spec))
+        leaves = zip(tf.nest.flatten(step.action), tf.nest.flatten(action), strict=True)
+        found = [leaf.log_prob(value) for leaf, value in leaves]
+        return [tf.reduce_sum(each, axis=range(1, each.shape.rank)) for each in found]
+
+    return log_probability
 
 
 def _flat_function(function: Callable[..., Any], specs: dict[str, Any]) -> Callable[..., Any]:
