@@ -10,7 +10,8 @@ tflearn data copy       merge and filter in one
 tflearn data split      those of all --data into --output/train and --output/held_out, by --by and --share
 tflearn data import     logs in CSV, Parquet, Arrow or JSON lines (--from, --columns) -> --output
 tflearn data join       decisions of tflearn-serve and their --outcomes, as episodes -> --output
-tflearn data convert    episodes of --data (tflearn, Minari or RLDS) -> --output in --format=tflearn, minari or rlds
+tflearn data convert    episodes of --data (tflearn, Minari, RLDS, RLlib's JSON) -> --output in --format=tflearn,
+                        minari or rlds
 
 tflearn train-offline trains on them.
 """

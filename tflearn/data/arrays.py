@@ -64,7 +64,7 @@ def from_arrays(
     begins = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
     if len(begins) != len(np.unique(ids)):
         raise UserValueError('got an episode whose steps do not stand together; need them sorted; sort by `episode`')
-    specs = specs or EnvironmentSpecs(spec(observation), tf.nest.map_structure(_action_spec, action))
+    specs = specs or EnvironmentSpecs(spec(observation), tf.nest.map_structure(action_spec, action))
     stored = columns.columns_of(columns.data_spec(specs, spec(policy_info)))
     writer = EpisodeWriter(pathlib.Path(directory), specs, stored, metadata=metadata)
     with contextlib.closing(writer):
@@ -111,7 +111,8 @@ def spec(arrays: Any) -> Any:
     return tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), arrays)
 
 
-def _action_spec(array: np.ndarray) -> tf.TypeSpec:
+def action_spec(array: np.ndarray) -> tf.TypeSpec:
+    """Returns the spec of an action [N, ...]: its bounds are those of the data, of integers from 0 on."""
     if array.dtype.kind == 'f':
         return tensor_spec.BoundedTensorSpec(array.shape[1:], array.dtype, array.min(), array.max())
     return tensor_spec.BoundedTensorSpec(array.shape[1:], array.dtype, 0, array.max())

@@ -1,4 +1,4 @@
-"""Data sets from one format to another: ours, Minari and RLDS."""
+"""Data sets from one format to another: ours, Minari and RLDS; and from RLlib's samples."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
-from tflearn.data import columns, metadata, minari_format, rlds_format
+from tflearn.data import columns, metadata, minari_format, rlds_format, rllib_format
 from tflearn.data.reader import UNKNOWN, Dataset, EpisodeReader, with_unknown
 from tflearn.data.writer import EpisodeWriter
 from tflearn.files.lock import try_lock
@@ -26,7 +26,7 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
     """Writes the episodes to a new directory, which appears whole.
 
     Args:
-      dataset: data sets of our format, or one of Minari or RLDS, which its filters do not concern.
+      dataset: data sets of our format, or one of Minari, RLDS or RLlib, which its filters do not concern.
       output: the new directory.
       target: one of `FORMATS`.
       spaces: the module `environments.spaces`, which alone knows gymnasium's spaces.
@@ -42,7 +42,7 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
     if target not in FORMATS:
         raise UserValueError(f'got the format {target!r}; need one of {", ".join(FORMATS)}')
     path = pathlib.Path(dataset.paths[0]).expanduser()
-    other = next((each for each in (minari_format, rlds_format) if each.directory_of(path)), None)
+    other = next((each for each in (minari_format, rlds_format, rllib_format) if each.directory_of(path)), None)
     if not other or (path / columns.DESCRIPTION).exists():
         if target == TFLEARN:
             return copy(dataset, output, compress)[0]
@@ -50,7 +50,7 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Any, co
     elif len(dataset.paths) > 1 or dataset.min_return is not None or dataset.max_return is not None:
         raise UserValueError(f'got {path} of another format with more data or filters; convert it first, then filter')
     else:
-        read: Callable[[pathlib.Path], _Source] = rlds_format.read
+        read: Callable[[pathlib.Path], _Source] = other.read
         if other is minari_format:
             read = functools.partial(minari_format.read, spaces=spaces)
         found = {name: read(path / name) for name in ('', UNKNOWN) if not name or other.directory_of(path / name)}

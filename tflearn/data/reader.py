@@ -32,7 +32,13 @@ UNKNOWN = 'unknown'
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
 _MAX_NAMED = 10  # damaged records that are logged one by one
 _DAMAGES = (ValueError, IndexError, message.DecodeError)
-_OTHER_FORMATS = {'Minari': 'main_data.hdf5', 'RLDS': 'features.json', 'Parquet': '*.parquet', 'HDF5': '*.hdf5'}
+_OTHER_FORMATS = {
+    'Minari': 'main_data.hdf5',
+    'RLDS': 'features.json',
+    'RLlib': 'output-*.json',
+    'Parquet': '*.parquet',
+    'HDF5': '*.hdf5',
+}
 
 
 @checked_dataclass(frozen=True)
