@@ -136,7 +136,9 @@ def reward_range(options: OpeOptions | GateOptions, stated: Mapping[str, Any]) -
 def read(
     dataset: Dataset, specs: EnvironmentSpecs, with_unknown: bool = False, parts: Sequence[str] = ()
 ) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """Returns the episodes, and what is logged of all their rows [S], by name; what a data set lacks is missing.
+    """Returns the episodes, many of them joined, and what is logged of all their rows [S], by name.
+
+    What a data set lacks is missing.
 
     Args:
       dataset: which episodes.
@@ -162,7 +164,7 @@ def read(
         known = ', '.join(sorted(each for each in by_name if each.startswith('part_'))) or 'none'
         raise UserValueError(f'got no {min(missing)} in the data; need one of the parts of the reward: {known}')
     readers = reader.with_unknown(dataset, columns.data_spec(specs, info))
-    episodes = [episode for name, each in readers.items() if with_unknown or not name for episode in each.episodes()]
+    episodes = [episode for name, each in readers.items() if with_unknown or not name for episode in each.joined()]
     if not episodes:
         raise UserValueError('got no episodes that pass the filters; need at least two')
     found = {name: np.concatenate([episode.policy_info[name] for episode in episodes]) for name in info}
@@ -175,7 +177,8 @@ def joined(episodes: Sequence[Any]) -> tuple[Any, np.ndarray]:
     """Returns the rows of all episodes, a Trajectory [S] without policy info, and the number of rows of each, [E]."""
     without_info = [episode._replace(policy_info=()) for episode in episodes]
     rows = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *without_info)
-    return rows, np.array([len(episode.reward) for episode in episodes])
+    starts = np.flatnonzero(rows.step_type == ts.StepType.FIRST)
+    return rows, np.diff(starts, append=len(rows.reward))
 
 
 def is_step(rows: Any) -> np.ndarray:
