@@ -2,12 +2,12 @@
 
     python benchmarks/product_loop.py --seeds=5 --output=results
 
-A simulated product asks tflearn-serve for one of 10 candidates of 2,000 items, by gRPC, and logs what came of it. What
-is known of its users comes to mean another taste, by 0.15 radians in each round (`recommender.turned`). After each
-round of 20,000 decisions tflearn loop joins, splits, trains, judges and promotes. Compared are the greedy policies that
-served, by their regret with the users of their round: with the gate; without it; and the policy of the first round,
-which was trained on random decisions. Each loop is kept, and not run again. `--kill` kills the server, the loop and
-its programs at random moments, and compares the data sets with those that are made again from the same files.
+A simulated product asks tflearn-serve by gRPC, and logs what came of it: a news page, or a compiler, whose worlds
+change in each round (`product_worlds`). After each round tflearn loop joins, splits, trains, judges and promotes.
+Compared are the greedy policies that served, by their regret with the sessions of the next round: with the gate;
+without it; and the policy of the first round, frozen. Each loop is kept, and not run again. `--kill` kills the server,
+the loop and its programs at random moments, and compares the data sets with those that are made again from the same
+files.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import pathlib
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
 import matplotlib.pyplot as plt
@@ -35,26 +35,16 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from benchmarks import command_line  # noqa: E402
+from benchmarks.product_worlds import ROWS, Inlining, News, Request, World  # noqa: E402
 from tflearn.core.waiting import wait_until  # noqa: E402
 from tflearn.data.reader import Dataset, EpisodeReader  # noqa: E402
 from tflearn.extensions.serving.client import PolicyClient  # noqa: E402
-from tflearn.extensions.tasks import recommender  # noqa: E402
 from tflearn.files.run_dir import read_json  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.policies import versions  # noqa: E402
 
-ITEMS = recommender.embeddings()
-CANDIDATES, ROWS, WINDOW_SECS, EPSILON, DRIFT = 10, 100, 1.0, 0.3, 0.15
-SETTLE_SECS = 0.1
+WINDOW_SECS, SETTLE_SECS, EPSILON = 1.0, 0.1, 0.3
 DEADLINE_SECS, MEAN_SECS_BETWEEN_KILLS = 900.0, 10.0
-COLUMNS = """
-action = {kind = 'integer', high = 1999}
-reward_range = [-1.5, 1.5]  # items and tastes have the length 1, and five deviations of the noise
-
-[observation]
-user = {column = 'observation_user', length = 16}
-candidates = {kind = 'mask', column = 'mask'}
-"""
 LOOP = """
 from __gin__ import dynamic_registration
 from tflearn.extensions.product import loop
@@ -66,10 +56,8 @@ loop.Logs.columns = '{folder}/columns.toml'
 loop.Logs.window_secs = {window}
 loop.Logs.settle_secs = {settle}
 loop.loop.training = @loop.Training()
-loop.Training.gin_file = 'dqn_news'
-loop.Training.gin_bindings = [
-    'train.Initial.seed = {seed}', 'train.StopConditions.num_train_steps = 500',
-    'train.ExportOptions.policies = ("greedy_policy",)']
+loop.Training.gin_file = '{training}'
+loop.Training.gin_bindings = {bindings}
 loop.loop.serving = '{folder}/serving'
 loop.loop.gate = {gate}
 loop.loop.schedule = @loop.Schedule()
@@ -79,29 +67,39 @@ loop.Schedule.poll_secs = 0.5
 GATE = """@loop.Gate()
 loop.Gate.epsilon = {epsilon}
 loop.Gate.held_out = {held_out}
-loop.Gate.margin = 0.05"""
+loop.Gate.margin = {margin}"""
 NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the first policy'}
 
 
 class Product:
     """One product: its users, its server, its loop."""
 
-    def __init__(self, folder: pathlib.Path, seed: int, decisions: int, held_out: float | None, logged: int):
-        """Writes what the programs need, and the log of random decisions that was there before.
+    def __init__(
+        self, folder: pathlib.Path, world: World, seed: int, held_out: float | None, given: argparse.Namespace
+    ):
+        """Writes what the programs need, and the log of decisions that was there before.
 
         Args:
           held_out: the share of new decisions that the gate holds out; None is no gate.
-          logged: decisions in the log with which a round is due.
         """
-        self.folder, self.decisions, self._random = folder, decisions, np.random.default_rng(seed)
+        self.folder, self.world, self._random = folder, world, np.random.default_rng(seed)
+        self._batches = given.decisions // (ROWS * world.steps)
         self.port, self.kills = free_port(), 0
+        self._channel = grpc.insecure_channel(f'localhost:{self.port}')
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
         for name in ('decisions', 'outcomes', 'serving'):
             (folder / name).mkdir(parents=True)
-        (folder / 'columns.toml').write_text(COLUMNS)
-        gate = GATE.format(epsilon=EPSILON, held_out=held_out) if held_out else 'None'
-        given = {'folder': folder, 'window': WINDOW_SECS, 'settle': SETTLE_SECS, 'seed': seed}
-        (folder / 'loop.gin').write_text(LOOP.format(gate=gate, decisions=logged, **given))
+        (folder / 'columns.toml').write_text(world.columns)
+        bindings = [f'train.Initial.seed = {seed}', 'train.ExportOptions.policies = ("greedy_policy",)']
+        gate = GATE.format(epsilon=EPSILON, held_out=held_out, margin=world.margin) if held_out else 'None'
+        # A killed server loses the decisions of its last second.
+        logged = given.decisions * (3 if given.kill else 4) // 4
+        (folder / 'loop.gin').write_text(
+            LOOP.format(
+                gate=gate, decisions=logged, folder=folder, window=WINDOW_SECS, settle=SETTLE_SECS,
+                training=world.training, bindings=[*bindings, *world.bindings],
+            )
+        )  # fmt: skip
 
     def start(self, name: str) -> None:
         """Starts the server or the loop."""
@@ -121,64 +119,54 @@ class Product:
             command = [sys.executable, '-m', *own[name]]
             self.programs[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
-    def users(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tastes [N, 16] and candidates [N, 10]."""
-        tastes = self._random.normal(size=(count, ITEMS.shape[1]))
-        tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
-        drawn = [self._random.random((min(ROWS, count - i), len(ITEMS))) for i in range(0, count, ROWS)]
-        return tastes, np.concatenate([np.sort(np.argsort(each, axis=1)[:, :CANDIDATES]) for each in drawn])
-
-    def outcomes(self, name: str, ids: list[str], tastes: np.ndarray, actions: np.ndarray, at: float) -> None:
+    def outcomes(self, name: str, rewards: list[tuple[str, float]], at: float) -> None:
         """Writes what came of some decisions, in a file that appears whole."""
-        rewards = (ITEMS[actions] * tastes).sum(axis=1) + 0.1 * self._random.normal(size=len(ids))
-        rows = [{'event_id': i, 'time': at, 'reward': r} for i, r in zip(ids, rewards.tolist(), strict=True)]
-        path = self.folder / 'outcomes' / f'outcomes-{name}.jsonl'
-        path.with_suffix('.begun').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-        path.with_suffix('.begun').rename(path)
+        lines = [json.dumps({'event_id': i, 'time': at, 'reward': reward}) for i, reward in rewards]
+        _write(self.folder / 'outcomes' / f'outcomes-{name}.jsonl', lines)
 
-    def random_decisions(self) -> None:
-        """Writes the log of the system before: random decisions."""
-        count, lines = 2 * self.decisions, []
-        tastes, candidates = self.users(count)
-        actions = candidates[np.arange(count), self._random.integers(0, CANDIDATES, count)]
-        before = time.time() - 2 * WINDOW_SECS
-        for i in range(count):
-            at = before if i < count - 1 else time.time()  # the last one ends the log, and is left out
-            line = {'id': f'before-{i}', 'time': at, 'action': int(actions[i]), 'probability': 1 / CANDIDATES}
-            line |= {'observation_user': tastes[i].round(5).tolist(), 'mask': candidates[i].tolist()}
-            lines.append(json.dumps(line) + '\n')
-        before_last = self.folder / 'decisions' / 'decisions-0.jsonl'
-        self.outcomes('0', [f'before-{i}' for i in range(count)], tastes, actions, before)
-        (self.folder / 'outcomes' / 'outcomes-end.jsonl').write_text(
-            json.dumps({'event_id': 'none', 'time': time.time(), 'reward': 0.0}) + '\n'
-        )
-        before_last.with_suffix('.begun').write_text(''.join(lines))
-        before_last.with_suffix('.begun').rename(before_last)
+    def first_decisions(self) -> None:
+        """Writes the log of the system before."""
+        before, sessions = time.time() - 2 * WINDOW_SECS, 2 * self._batches * ROWS
+        logged = list(self.world.before(self._random, sessions))
+        self.outcomes('0', [(each.line['id'], each.reward) for each in logged], before)
+        # What comes now ends the log, and is left out.
+        self.outcomes('end', [('none', 0.0)], time.time())
+        times = [before] * (len(logged) - self.world.steps) + [time.time()] * self.world.steps
+        lines = [json.dumps({**each.line, 'time': at}) for each, at in zip(logged, times, strict=True)]
+        _write(self.folder / 'decisions' / 'decisions-0.jsonl', lines)
 
     def traffic(self, number: int) -> None:
         """Asks for the decisions of a round; the last request comes when the windows of the others are closed."""
-        for k in range(self.decisions // ROWS):
-            if k == self.decisions // ROWS - 1:
+        for k in range(self._batches):
+            if k == self._batches - 1:
                 threading.Event().wait(1.2 * WINDOW_SECS)
-            tastes, candidates = self.users(ROWS)
-            mask = np.zeros((ROWS, len(ITEMS)), np.int8)
-            np.put_along_axis(mask, candidates, 1, axis=1)
             name = f'{number}-{k}'
-            actions = self._ask(name, recommender.turned(tastes, DRIFT * (number - 1)).astype(np.float32), mask)
-            self.outcomes(name, [f'{name}-{i}' for i in range(ROWS)], tastes, actions, time.time())
+            self.outcomes(name, self.world.decide(self._random, number, name, self._ask), time.time())
 
-    def _ask(self, event_id: str, user: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def _ask(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        """Returns the actions; asks again, under the same ids, if the server was killed."""
+        answers: dict[str, np.ndarray] = {}
+
+        def all_answers() -> bool:
+            missing = [each for each in requests if each.event_id not in answers]
+            futures = [(each.event_id, self._sent(each)) for each in missing]
+            for event_id, future in futures:
+                with contextlib.suppress(grpc.RpcError):
+                    answers[event_id] = tf.make_ndarray(future.result().outputs['action'])
+            return len(answers) == len(requests)
+
+        wait_until(all_answers, 'answers', DEADLINE_SECS)
+        return [answers[each.event_id] for each in requests]
+
+    def _sent(self, asked: Request) -> Any:
+        """Sends a request; returns the future of its answer."""
         request = predict_pb2.PredictRequest()
         request.model_spec.name = 'greedy_policy'
-        for name, value in (('observation_user', user), ('observation_candidates', mask)):
+        for name, value in asked.inputs.items():
             request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
-
-        def answer() -> tuple[np.ndarray] | None:  # again, under the same id, if the server was killed
-            with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(f'localhost:{self.port}') as channel:
-                stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-                return (tf.make_ndarray(stub.Predict(request, 60.0, [('event-id', event_id)]).outputs['action']),)
-
-        return wait_until(answer, 'an answer', DEADLINE_SECS)[0]
+        metadata = [('event-id', asked.event_id), *([('experiment-arm', asked.session)] if asked.session else [])]
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        return stub.Predict.future(request, 60.0, metadata)
 
     def result(self, number: int) -> dict | None:
         """Returns the result of a round; None while it runs. Raises RuntimeError if a program failed."""
@@ -192,6 +180,12 @@ class Product:
         inputs = json.loads((self.folder / 'loop' / 'rounds' / str(number) / 'round.json').read_text())
         for path in inputs['decisions'] + inputs['outcomes']:
             pathlib.Path(path).unlink(missing_ok=True)
+
+    def promote_first(self) -> None:
+        """Makes the first policy serve, where the old log does not decide on it: before it there is none."""
+        where = [f'--root_dir={self.folder}/serving', f'--candidate={self.version(1)}', '--why=the first one']
+        command = [sys.executable, '-m', 'scripts', 'promote', *where, '--ungated']
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
     def version(self, number: int | None = None) -> pathlib.Path:
         """Returns the newest version that serves, or the candidate of a round."""
@@ -253,48 +247,34 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def regret(version: pathlib.Path, number: int) -> float:
-    """Returns how much less the greedy action of a policy earns than the best, with the users of a round."""
-    users = np.random.default_rng(12345 + number)
-    tastes = users.normal(size=(2_000, ITEMS.shape[1]))
-    tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
-    candidates = np.argsort(users.random((len(tastes), len(ITEMS))), axis=1)[:, :CANDIDATES]
-    mask = np.zeros((len(tastes), len(ITEMS)), np.int8)
-    np.put_along_axis(mask, candidates, 1, axis=1)
-    shown = recommender.turned(tastes, DRIFT * (number - 1)).astype(np.float32)
-    ask = tf.saved_model.load(str(version)).signatures['serving_default']
-    actions = ask(observation_user=tf.constant(shown), observation_candidates=tf.constant(mask))['action'].numpy()
-    best = (ITEMS[candidates] * tastes[:, np.newaxis]).sum(axis=2).max(axis=1)
-    return float((best - (ITEMS[actions] * tastes).sum(axis=1)).mean())
+def _write(path: pathlib.Path, lines: Sequence[str]) -> None:
+    """Writes a file that appears whole."""
+    begun = path.with_suffix('.begun')
+    begun.write_text(''.join(line + '\n' for line in lines))
+    begun.rename(path)
 
 
 def run(folder: pathlib.Path, seed: int, held_out: float | None, given: argparse.Namespace) -> dict[str, list]:
-    """Runs the rounds of one product; returns the regrets of each round, from the second on."""
-    # A killed server loses the decisions of its last second.
-    product = Product(folder, seed, given.decisions, held_out, given.decisions * (3 if given.kill else 4) // 4)
-    found: dict[str, list] = {'served': [], 'frozen': [], 'promoted': []}
-    product.random_decisions()
+    """Runs the rounds of one product; returns the regrets after each, with the sessions of the next one."""
+    world = News(given.items) if given.world == 'news' else Inlining()
+    product = Product(folder, world, seed, held_out, given)
+    found: dict[str, list] = {name: [] for name in ('served', 'frozen', 'promoted', 'waits')}
+    product.first_decisions()
     with product.running(given.kill):
         for number in range(1, given.rounds + 1):
             if number > 1:
+                wait_until(product.follows, 'the new version at the server', DEADLINE_SECS)
                 product.traffic(number)
             result = wait_until(lambda n=number: product.result(n), f'round {number}', DEADLINE_SECS)
+            if number == 1 and not result['promoted']:
+                product.promote_first()
             if number > 1 and not given.kill:
                 product.forget(number - 1)  # a round reads what is new, and what was new in the round before
-            found['promoted'].append(result['promoted'])
-            if not found['promoted'][0]:
-                raise RuntimeError(f'got a first policy that was refused: {result["gate"]["reasons"]}')
-            if number < given.rounds:
-                found['served'].append(regret(product.version(), number + 1))
-                found['frozen'].append(regret(product.version(1), number + 1))
-                wait_until(product.follows, 'the new version at the server', DEADLINE_SECS)
-            print(
-                time.strftime('%T'),
-                folder.name,
-                number,
-                *(f'{k} {v[-1]:.3f}' for k, v in found.items() if v),
-                flush=True,
-            )
+            found['promoted'].append(result['candidate'] if result['promoted'] else None)
+            found['waits'].append(result['waits'])
+            found['served'].append(world.regret(product.version(), number + 1))
+            found['frozen'].append(world.regret(product.version(1), number + 1))
+            print(time.strftime('%T'), folder.name, number, *(f'{k} {v[-1]}' for k, v in found.items()), flush=True)
     if given.kill:
         found['kills'] = [product.kills]
         check_data(product, given)
@@ -331,6 +311,20 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
         print(f'round {number}: {len(ids)} decisions, each once; the same data sets again', flush=True)
 
 
+def overview(results: list[dict[str, list]]) -> dict[str, Any]:
+    """Prints the regrets of all seeds by rounds; returns the paired differences."""
+    curves = (np.array([each[name] for each in results]) for name in NAMES)
+    # The means over the rounds come last.
+    with_gate, without, frozen = (np.column_stack([each, each.mean(axis=1)]) for each in curves)
+    print(f'| users of round | {" | ".join(NAMES.values())} | with less without |\n|---|---|---|---|---|')
+    for i, name in enumerate([*range(2, 1 + with_gate.shape[1]), 'all']):
+        difference = with_gate[:, i] - without[:, i]
+        means = (each[:, i].mean() for each in (with_gate, without, frozen))
+        interval = f'[{difference.min():+.4f}, {difference.max():+.4f}]'
+        print(f'| {name} | {" | ".join(f"{mean:.4f}" for mean in means)} | {np.median(difference):+.4f} {interval} |')
+    return {'differences': (with_gate - without).tolist()}
+
+
 def plot(results: list[dict[str, list]], path: pathlib.Path) -> None:
     """Plots the regrets of all seeds."""
     figure, axes = plt.subplots(figsize=(7, 4), layout='constrained')
@@ -339,7 +333,7 @@ def plot(results: list[dict[str, list]], path: pathlib.Path) -> None:
         rounds = np.arange(2, 2 + curves.shape[1])
         axes.plot(rounds, curves.mean(axis=0), marker='.', label=label)
         axes.fill_between(rounds, curves.min(axis=0), curves.max(axis=0), alpha=0.2)
-    axes.set(xlabel='round', ylabel='regret of a greedy decision [reward]', xticks=rounds, ylim=0)
+    axes.set(xlabel='round', ylabel='regret of a greedy session [reward]', xticks=rounds, ylim=0)
     axes.legend(title=f'mean and range of {len(results)} seed(s)')
     figure.savefig(path, dpi=110)
 
@@ -347,11 +341,14 @@ def plot(results: list[dict[str, list]], path: pathlib.Path) -> None:
 def main() -> None:
     """Runs the seeds that are missing, prints the table."""
     parser = command_line.parser(__doc__)
+    parser.add_argument('--world', choices=['news', 'inlining'], default='news')
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--first_seed', type=int, default=1)
     parser.add_argument('--rounds', type=int, default=10)
+    parser.add_argument('--items', type=int, default=2_000, help='of the news page')
     parser.add_argument('--decisions', type=int, default=20_000, help='of a round, in requests of 100')
     parser.add_argument('--held_out', type=float, default=0.5, help='the share of new decisions for the gate')
+    parser.add_argument('--arms', nargs='+', choices=['gated', 'always'], default=['gated', 'always'], help='that run')
     parser.add_argument('--kill', action='store_true', help='one run, with the gate, whose programs are killed')
     parser.add_argument('--quick', action='store_true', help='one seed of three rounds')
     parser.add_argument('--output', type=pathlib.Path, default=pathlib.Path('product_loop'), help='a directory')
@@ -362,8 +359,8 @@ def main() -> None:
     results = []
     for seed in range(given.first_seed, given.first_seed + given.seeds):
         found: dict[str, list] = {}
-        for arm in ('gated',) if given.kill else ('gated', 'always'):
-            folder = given.output.absolute() / f'seed_{seed}_{arm}'
+        for arm in ('gated',) if given.kill else given.arms:
+            folder = given.output.absolute() / f'{given.world}_{seed}_{arm}'
             kept = folder.with_suffix('.json')
             if not kept.exists() or given.kill:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -376,12 +373,12 @@ def main() -> None:
             its = json.loads(kept.read_text())
             found |= {**(its if arm == 'gated' else {}), arm: its['served']}
         results.append(found)
-    last = {name: [each[name][-1] for each in results] for name in NAMES}
-    for name, values in last.items():
-        print(f'{NAMES[name]:18} regret in the last round {statistics.mean(values):.4f}', *(f'{v:.4f}' for v in values))
+    if len(given.arms) < 2:
+        return
+    differences = overview(results)
     if given.picture:
         plot(results, given.picture)
-    command_line.write(given.json, {'last_round': last, 'seeds': results})
+    command_line.write(given.json, {'seeds': results, **differences})
 
 
 if __name__ == '__main__':

@@ -90,15 +90,15 @@ class Inlining(gymnasium.Env):
     )
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, num_functions: int, num_calls: int):
-        """Takes the numbers of functions and calls of a program."""
-        self._num_functions, self._num_calls = num_functions, num_calls
+    def __init__(self, num_functions: int, num_calls: int, log_size: float = 3.0):
+        """Takes the numbers of functions and calls of a program, and the mean logarithm of a function's size."""
+        self._num_functions, self._num_calls, self._log_size = num_functions, num_calls, log_size
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         """See `gymnasium.Env`. Draws a program."""
         super().reset(seed=seed)
         random, number = self.np_random, self._num_functions
-        self._sizes = np.clip(random.lognormal(3.0, 1.0, number), 1, _MAX_SIZE).astype(int)
+        self._sizes = np.clip(random.lognormal(self._log_size, 1.0, number), 1, _MAX_SIZE).astype(int)
         self._loops = random.poisson(self._sizes / 60.0)
         self._users = np.zeros(number, int)
         self._calls, self._next = [], 0
