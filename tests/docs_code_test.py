@@ -19,7 +19,7 @@ import tensorflow as tf
 import tflearn
 from tests.data import data_sets
 from tests.testing import docs_blocks, served_policies
-from tests.testing.docs_blocks import BLOCKS, COMMANDS, DOCS, GREEDY, JOBS, OURS, PAGES, REPLACED, ROOT
+from tests.testing.docs_blocks import BEFORE, BLOCKS, COMMANDS, DOCS, GREEDY, JOBS, OURS, PAGES, REPLACED, ROOT
 from tflearn.config import files, job_config
 from tflearn.environments import external_client, gymnasium_env
 from tflearn.files.run_dir import RunDir
@@ -31,31 +31,7 @@ ALGORITHMS = DOCS / 'algorithms'
 FAST = ('iql',)  # algorithms whose Python is no slow test
 # py: what needs other libraries, and does not run here. c, cpp, ini, yaml: tests of their own.
 LANGUAGES = {'bash', 'gin', 'py', 'python', 'text', 'toml', 'c', 'cpp', 'ini', 'yaml'}
-# What a page's Python has around it.
-BEFORE = {
-    'seeds.md': 'import pathlib',
-    'distributed.md': """
-import threading
-from docs import library_example
-make_agent, dataset_fn = lambda: library_example.agent, lambda context: library_example.expert_data(context).repeat()
-stop, num_train_steps = threading.Event(), 1_000
-""",
-    'exporting.md': """
-from tflearn.files import run_dir
-from tflearn.jobs.export import export
-export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='onnx', signature='q_values', output='values.onnx')
-export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='tflite', output='policy.tflite')
-""",
-    'external-simulators.md': """
-import shutil, subprocess
-import pytest
-cc = shutil.which('cc') or pytest.skip('there is no C compiler')
-subprocess.run([cc, '-Wall', '-Wextra', '-Werror', '-o', 'walk', 'walk.c'], check=True, timeout=60)
-""",
-    'python.md#The Learner as a library': (
-        'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn'
-    ),
-}
+# Executed after a page's Python.
 AFTER = {
     # One iteration of PPO's own experience: 8 environments with 128 steps each; the second does not become whole.
     'README.md': 'assert action.numpy() in (0, 1) and run.train_step == 160 and 1_024 < run.env_steps <= 1_100 + 8',
@@ -74,6 +50,10 @@ assert program._program.returncode is not None
 import pathlib
 bridge = pathlib.Path('program.py').read_text().partition('class ')[2]
 assert len([line for line in bridge.splitlines() if line.strip()]) <= 16, 'a class of 15 lines'
+""",
+    'external-simulators.md#A camera, numbers and a memory': """
+assert camera_run.env_steps >= 180 and camera_run.train_step > 0
+assert step == 9 and any(np.any(state) for state in states.values()), 'a state that follows from the steps'
 """,
     'from-circuit-training.md': 'assert run.train_step == 2 and 4 <= len(positions) <= 8',
     'from-alf.md': 'assert run.train_step == 20',
@@ -185,6 +165,7 @@ GIN_RUNS = {'your-network.md': 'impala_cartpole'}
 # Complete gin files that are not run by test_a_complete_gin_block_runs_to_its_end, and why.
 NOT_RUN = {
     'own_task.gin': "the page's Python runs it",
+    'camera_arm.gin': 'in real time; the same in Python runs',
     'own_hooks.gin': "the page's Python runs it",
     'transformed_pong.gin': 'needs the games of the extra atari',
 }
@@ -247,7 +228,11 @@ def test_from_python(user):
     assert len(lines) < 30
 
 
-PROGRAMS = sorted(AFTER.keys() - {'python.md', 'serving.md'})  # which have tests of their own
+SLOW_PROGRAMS = {'external-simulators.md#A camera, numbers and a memory'}  # an LSTM behind convolutions is traced
+PROGRAMS = [
+    pytest.param(page, marks=[pytest.mark.slow] if page in SLOW_PROGRAMS else [], id=page)
+    for page in sorted(AFTER.keys() - {'python.md', 'serving.md'})  # which have tests of their own
+]
 
 
 @pytest.mark.parametrize('page', PROGRAMS)

@@ -18,6 +18,35 @@ JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'collect', 'train', '
 
 # One policy takes less time to trace than three. In Python it is the variable `few`.
 GREEDY = 'train.ExportOptions.policies = ("greedy_policy",)'
+# Executed before a page's Python. [page: text]
+BEFORE = {
+    'seeds.md': 'import pathlib',
+    'distributed.md': """
+import threading
+from docs import library_example
+make_agent, dataset_fn = lambda: library_example.agent, lambda context: library_example.expert_data(context).repeat()
+stop, num_train_steps = threading.Event(), 1_000
+""",
+    'exporting.md': """
+from tflearn.files import run_dir
+from tflearn.jobs.export import export
+export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='onnx', signature='q_values', output='values.onnx')
+export(run_dir=run_dir.RunDir('runs/dqn_cartpole'), format='tflite', output='policy.tflite')
+""",
+    'external-simulators.md': """
+import shutil, subprocess
+import pytest
+cc = shutil.which('cc') or pytest.skip('there is no C compiler')
+subprocess.run([cc, '-Wall', '-Wextra', '-Werror', '-o', 'walk', 'walk.c'], check=True, timeout=60)
+""",
+    'external-simulators.md#A camera, numbers and a memory': """
+from tflearn.files import run_dir
+from tflearn.jobs.export import export
+""",
+    'python.md#The Learner as a library': (
+        'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn'
+    ),
+}
 # Replaced before a page's Python is executed. [page: (text, replacement), ...]
 REPLACED = {
     'README.md': [('max_env_steps=100_000', 'max_env_steps=1_100, num_episodes=2, exports=few')],
@@ -72,6 +101,22 @@ REPLACED = {
         ('min_size=500', 'min_size=20'),
         ('max_env_steps=5_000,\n    export_interval_steps=1_000', 'max_env_steps=60,\n    export_interval_steps=1_000'),
         ('num_episodes=5', 'num_episodes=1'),
+    ],
+    'external-simulators.md#A camera, numbers and a memory': [
+        ('unroll_step_interval_secs=0.05', 'unroll_step_interval_secs=1e-3'),
+        ('max_episode_steps=200', 'max_episode_steps=20'),
+        ('min_size=100, samples_per_insert=32.0', 'min_size=10, samples_per_insert=8.0'),
+        ('BatchItems(32)', 'BatchItems(2)'),
+        ('max_env_steps=20_000,\n    num_episodes=5', 'max_env_steps=180,\n    num_episodes=1, exports=few'),
+        (
+            "    mode='processes',\n)",
+            ")\nexport(run_dir=run_dir.RunDir('runs/camera_arm'), format='tflite', output='camera_arm.tflite')",
+        ),
+        (
+            'from ai_edge_litert.interpreter import Interpreter',
+            'import tensorflow as tf; Interpreter = tf.lite.Interpreter',
+        ),
+        ('range(200)', 'range(10)'),
     ],
     'seeds.md': [
         ('range(3)', 'range(2)'),

@@ -22,9 +22,9 @@ class Intervals:
     (The intervals of checkpoints are in `LearnerOptions`.)
 
     Attributes:
-      publish_interval_steps: train steps between two publications of the weights; in the
-        synchronous job between two readings of `reward_weights.json` alone, since the newest
-        weights act there.
+      publish_interval_steps: train steps between two publications of the weights; fewer where
+        train steps are slow, since a call takes no more. In the synchronous job those between two
+        readings of `reward_weights.json` alone, since the newest weights act there.
       export_interval_steps: train steps between two exports of the policies.
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables;
         None: no comparison.
