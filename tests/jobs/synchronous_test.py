@@ -293,7 +293,8 @@ def test_intervals_count_iterations_which_drop_items_of_an_older_policy(tmp_path
     queue = dataclasses.replace(ITERATION.replay, max_policy_lag=0)
     experience = dataclasses.replace(ITERATION, replay=queue, batch=BatchItems(3))
     often = {'checkpoint_interval_steps': 3, 'export_interval_steps': 2, 'summary_interval_steps': 1}
-    run_dir = train(tmp_path, experience=experience, num_environments=4, unit='iterations', **often)
+    given = {'experience': experience, 'num_environments': 4}
+    run_dir = train(tmp_path / 'iterations', **given, unit='iterations', **often)
     status = read_json(run_dir.status('train'))
     assert status['stale_sequences'] > 0
     assert status['greatest_policy_lag'] == 0
@@ -304,6 +305,15 @@ def test_intervals_count_iterations_which_drop_items_of_an_older_policy(tmp_path
     by_train_step = written_summaries.scalars(run_dir.summaries('train'))['train/loss']
     assert by_iteration == {step // 6: loss for step, loss in by_train_step.items()}
     assert list(by_iteration) == [1, 2, 3, 4]
+    # Multiples of train steps are within an iteration, which changes neither it nor the run that is resumed there.
+    within = {'checkpoint_interval_steps': 8, 'export_interval_steps': 5, 'summary_interval_steps': 6}
+    for num_train_steps in (16, 24):
+        other = train(tmp_path / 'steps', **given, num_train_steps=num_train_steps, **within)
+    exported = {int(path.name) for path in other.greedy_policy.iterdir() if path.name.isdigit()}
+    assert exported == {10, 15, 16, 20, 24}, 'the newest five'
+    assert {path.stem for path in other.checkpoints.glob('*.index')} == {'ckpt-8', 'ckpt-16', 'ckpt-24'}
+    learner.assert_same_variables(run_dir, other)
+    assert read_json(other.status('train'))['stale_sequences'] == status['stale_sequences']
 
 
 @pytest.mark.parametrize(

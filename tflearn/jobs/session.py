@@ -124,7 +124,7 @@ class Session:
         self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
         self._called_at = self._reported_at = self._logged_at = 0.0
-        self._data_failed, self._reason = False, ''
+        self._data_failed, self._reason, self._is_cut = False, '', False
         self._lost: PeerLost | None = None
         self._consistency: ReplicaConsistency | None = None
         self._learner = Learner(
@@ -302,10 +302,13 @@ class Session:
         step, start = self._step, time.monotonic()
         pretrains = self._pretrains  # the first call after that waits for steps that these weights collect
         self._set_env_steps()
-        if not pretrains:
+        if not (pretrains or self._collectors.due_steps(self._source)):
             self._collectors.collect(step)
         due = self._stop_conditions.most_steps(step, self._collectors.due_steps(self._source))
         due = min(due, self._settings.num_pretrain_steps - step) if pretrains else due
+        # Where others collect, a call ends with new weights for them. Here the next turn takes the rest.
+        cut = due if self._collectors.are_remote else min(due, self._settings.steps_to_next_file(step))
+        self._is_cut, due = cut < due, cut
         collected_at = time.monotonic()
         if due:
             self._train(due, collected_at - start)
@@ -328,8 +331,7 @@ class Session:
         secs = self._called_at - start if self._result else result.waited_secs  # without the time of compiling
         self._progress.secs += collect_secs + secs
         self._data_failed = result.data_ended and self._source.error is not None
-        if result.num_steps:
-            self._result = result
+        self._result = result if result.num_steps else self._result
 
     @property
     def _pretrains(self) -> bool:
@@ -417,6 +419,8 @@ class Session:
         self._status.update('finished', train_step=step, **self._newest_metrics())
 
     def _publish(self, step: int) -> None:
+        if self._is_cut and self._collectors.due_steps(self._source):
+            return  # nobody acts before the next turn
         if step > self._settings.num_pretrain_steps:
             self._progress.policy_version += 1
         # `_turn` sends the last weights of pre-training.

@@ -285,6 +285,11 @@ class Settings:
         """See `Demonstrations`."""
         return 0 if self.initial.demonstrations is None else self.initial.demonstrations.num_pretrain_steps
 
+    def steps_to_next_file(self, step: int) -> int:
+        """Returns the train steps from `step` to the next export or checkpoint: a multiple of its interval."""
+        intervals = self.intervals.export_interval_steps, self.learner.checkpoint_interval_steps
+        return min(each - step % each for each in intervals if each is not None)
+
     def in_train_steps(self, source: Source) -> 'Settings':
         """Returns these settings with all intervals in train steps;
         `source` is what makes the iterations.
