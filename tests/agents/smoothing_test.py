@@ -88,6 +88,49 @@ def test_an_exported_density_is_that_of_the_draws_and_integrates_to_one(kind, tm
     assert (np.abs(drawn - own_shares) <= 5 * np.sqrt(own_shares / 20_000) + 1e-6).all()
 
 
+BOX = tensor_spec.BoundedTensorSpec((2,), tf.float32, np.float32([2, -1]), np.float32([10, 1]), 'action')
+
+
+def test_a_vector_is_drawn_from_a_grid_of_windows_with_its_density(tmp_path):
+    """Of 4 x 4 centres, against numpy: what a decision counts for, and the density of what is exported."""
+    agent = _make(Smoothing(4, epsilon=0.3), EnvironmentSpecs(STATE, BOX))
+    random = np.random.default_rng(0)
+    data = example_data.sequences(agent, 400, 3, 0)
+    data = data._replace(action=tf.constant(random.uniform([2, -1], [10, 1], (400, 3, 2)), tf.float32))
+    agent.train(data)
+    squares, products, rewards = np.stack([np.eye(4)] * 16), np.zeros((16, 4)), data.reward.numpy()
+    places = np.floor((data.action.numpy() - [2, -1]) / [2, 0.5]).astype(int)
+    for i, t in np.ndindex(400, 2):
+        if data.next_step_type[i, t] != ts.StepType.FIRST:
+            x, k = np.append(data.observation[i, t], 1.0), places[i, t] @ [4, 1]
+            weight = np.exp(-np.log(16.0) - data.policy_info.log_probability[i, t])
+            squares[k] += weight * np.outer(x, x)
+            products[k] += weight * rewards[i, t] * x
+    theta = np.linalg.solve(squares, products[..., np.newaxis])[..., 0]
+    state = np.float32([[0.5, -0.2, 0.9]])
+    values = np.append(state, 1.0) @ theta.T
+    shares = np.exp(values / 0.2) / np.exp(values / 0.2).sum()
+    PolicyExporter(agent.collect_policy, tmp_path).export(3, {})
+    loaded = loader.load(tmp_path / '3')
+    known = ActionProbabilities(loaded, EnvironmentSpecs(STATE, BOX), 0.1, None)
+    assert known.edges is None
+    many = tf.nest.map_structure(
+        lambda leaf: leaf.numpy(), ts.restart(tf.constant(np.repeat(state, 20_000, 0)), 20_000)
+    )
+    drawn = loaded.action(many)[0]
+    assert drawn.shape == (20_000, 2) and drawn.dtype == np.float32
+    cells = np.floor((drawn - [2, -1]) / [2, 0.5]).astype(int).clip(0, 3) @ [4, 1]
+    # A cell has the volume 1; 0.3 of the draws are even, and 0.1 more of what is served.
+    density = 0.7 * shares + 0.3 / 16
+    found = np.exp(known.log_probability(many, (), drawn)[0])
+    np.testing.assert_allclose(found, (0.9 * density + 0.1 / 16)[cells], rtol=1e-4)
+    found = np.bincount(cells, minlength=16) / 20_000
+    assert (np.abs(found - density) <= 5 * np.sqrt(density / 20_000)).all() and np.ptp(density) > 0.02
+    best = divmod(int(values.argmax()), 4)
+    greedy = agent.policy.action(ts.restart(tf.constant(state), 1)).action[0]
+    np.testing.assert_allclose(greedy, [3 + 2 * best[0], -0.75 + 0.5 * best[1]], rtol=1e-6)
+
+
 def test_the_greedy_policy_has_no_density(tmp_path):
     PolicyExporter(_make(Smoothing()).policy, tmp_path).export(3, {})
     with pytest.raises(NoDensityError, match="need one that draws them, such as 'raw_policy'"):
@@ -95,11 +138,15 @@ def test_the_greedy_policy_has_no_density(tmp_path):
 
 
 def test_other_actions_and_settings_are_refused():
-    vector = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'action')
+    matrix = tensor_spec.BoundedTensorSpec((2, 1), tf.float32, -1.0, 1.0, 'action')
+    half = tensor_spec.BoundedTensorSpec((2,), tf.float32, 0.0, np.float32([1.0, np.inf]), 'action')
     endless = tensor_spec.BoundedTensorSpec((), tf.float32, 0.0, np.inf, 'action')
-    for action in (vector, endless, tf.TensorSpec((), tf.float32), example_data.DISCRETE.action):
+    for action in (matrix, half, endless, tf.TensorSpec((), tf.float32), example_data.DISCRETE.action):
         with pytest.raises(ValueError, match='got smoothing for the action .*need one number of float32'):
             _make(Smoothing(), EnvironmentSpecs(STATE, action))
+    vector = tensor_spec.BoundedTensorSpec((4,), tf.float32, -1.0, 1.0, 'action')
+    with pytest.raises(ValueError, match=r'num_centres=16 for each of 4 numbers, a grid of 65,536; need at most 4,096'):
+        _make(Smoothing(), EnvironmentSpecs(STATE, vector))
     with pytest.raises(ValueError, match='got smoothing with arm_features or action_mask'):
         _make(Smoothing(), arm_features='items')
     with pytest.raises(ValueError, match='got Smoothing.bandwidth=0; need'):

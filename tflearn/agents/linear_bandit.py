@@ -120,7 +120,7 @@ def make_agent(
 ) -> Agent:
     """Makes a linear bandit for one discrete action, which learns the reward of a step, whatever comes after it.
 
-    With `smoothing` it is for one number, whose centres are the arms; a step counts for several of
+    With `smoothing` it is for one number, or a vector, whose centres are the arms; a step counts for several of
     them, with weights by the density that it was logged with (`policy_info.log_probability`).
 
     Args:
@@ -305,7 +305,7 @@ class LinearBanditAgent(parts.PartsAgent):
         if windows is None:
             return tf.math.unsorted_segment_sum(values, owners, self._contexts.num_models)
         logged = policy_step.get_log_probability(experience.policy_info)
-        weights = windows.weights(*(tf.reshape(leaf[:, :-1], [-1]) for leaf in (experience.action, logged)))
+        weights = windows.weights(experience.action[:, :-1], logged[:, :-1])
         return tf.tensordot(weights, values, [[0], [0]])
 
     def _rows(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:

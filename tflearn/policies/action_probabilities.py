@@ -10,7 +10,7 @@ tell the class:
                                           environment clips: its probability is that of the tail
     distribution: {loc, scale_diag}       normal, squashed by tanh into the bounds (TF-Agents' SquashToSpecNormal)
     mixture_distribution: {logits},       even draws from windows, which are the same in all rows, of one number
-    components_distribution: {low, high}  (`agents.smoothing`)
+    components_distribution: {low, high}  (`agents.smoothing`); of a vector {low, high} stand in a `distribution`
     numbers                               of the user's own (`NetworkOptions.make_head`): the SavedModel computes its
                                           densities, at bounds too
 
@@ -91,7 +91,7 @@ class ActionProbabilities:
             zeros = tf.nest.map_structure(lambda s: np.zeros((1, *s.shape), s.dtype.as_numpy_dtype), specs.time_step)
             parameters = self._parameters(policy, zeros, policy.initial_state(1))[0]
             self._check(policy, parameters)
-            if parameters[0].keys() == SMOOTHED:
+            if parameters[0].keys() == SMOOTHED and single:
                 windows = [parameters[0]['components_distribution'][name] for name in ('low', 'high')]
         if single and not integer and (windows or policy is None):
             ends = [specs.action.minimum, specs.action.maximum, *windows]
@@ -206,7 +206,7 @@ class ActionProbabilities:
                 )
             if names == SQUASHED and found['distribution'].keys() == NORMAL and not integer:
                 continue
-            if names == SMOOTHED and not integer and not spec.shape.rank:
+            if names == SMOOTHED and not integer and spec.shape.rank <= 1:
                 continue
             if names == {OWN}:
                 continue
@@ -246,9 +246,11 @@ def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarra
         each = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)[..., 0]
     elif OWN in parameters:
         each = parameters[OWN](action)
-    elif parameters.keys() in (SQUASHED, SMOOTHED, NORMAL):
+    elif parameters.keys() == SMOOTHED:
+        with np.errstate(divide='ignore'):
+            each = _smoothed(parameters, action)
+    elif parameters.keys() in (SQUASHED, NORMAL):
         density = _squashed if parameters.keys() == SQUASHED else _clipped_normal
-        density = _smoothed if parameters.keys() == SMOOTHED else density
         with np.errstate(divide='ignore', invalid='ignore'):
             each = density(parameters, spec, np.asarray(action, np.float64))
         each = np.where(np.equal(spec.minimum, spec.maximum), 0.0, each)
@@ -271,11 +273,17 @@ def _squashed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> n
     return inner - np.log1p(-(tanh**2)) - np.log(magnitude)
 
 
-def _smoothed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
-    logits = np.asarray(parameters['mixture_distribution']['logits'], np.float64)
-    low, high = (parameters['components_distribution'][name].astype(np.float64) for name in ('low', 'high'))
-    is_within = (low <= action[:, np.newaxis]) & (action[:, np.newaxis] <= high)
-    return np.log((tf.nn.softmax(logits).numpy() * is_within / (high - low)).sum(axis=1))
+def _smoothed(parameters: Mapping[str, Any], action: np.ndarray) -> np.ndarray:
+    components = parameters['components_distribution']
+    components = components.get('distribution', components)
+    logits, low, high = (
+        np.asarray(each, np.float64)
+        for each in (parameters['mixture_distribution']['logits'], components['low'], components['high'])
+    )
+    low, high = (each.reshape(*logits.shape, -1) for each in (low, high))
+    action = np.asarray(action, np.float64).reshape(len(logits), 1, -1)
+    is_within = ((low <= action) & (action <= high)).all(axis=2)
+    return np.log((tf.nn.softmax(logits).numpy() * is_within / (high - low).prod(axis=2)).sum(axis=1))
 
 
 def _clipped_normal(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:

@@ -161,28 +161,35 @@ def test_two_versions_may_have_logged_the_decisions(publish, tmp_path):
     assert labels(root) == {'stable': 3}
 
 
-def test_numbers_around_centres_are_judged_by_all_of_their_densities(tmp_path):
-    """A smoothed policy that likes what is sold against one, of other windows, that dislikes it and has logged."""
-    price = tensor_spec.BoundedTensorSpec((), tf.float32, 2.0, 10.0, 'action')
+@pytest.mark.parametrize('high', [10.0, (10.0, 4.0)], ids=['number', 'vector'])
+def test_numbers_around_centres_are_judged_by_their_densities(tmp_path, high):
+    """A smoothed policy that likes what is sold against one, of other windows, that dislikes it and has logged.
+
+    Of a number by all densities; of a vector, whose second number is of no use, by those of what was done.
+    """
+    shape, high, size = np.shape(high), np.float32(high), float(np.prod(np.subtract(high, 2)))
+    price = tensor_spec.BoundedTensorSpec(shape, tf.float32, np.full(shape, 2, np.float32), high, 'action')
     specs = EnvironmentSpecs(tensor_spec.BoundedTensorSpec((1,), tf.float32, -1.0, 1.0, 'observation'), price)
     rng = np.random.default_rng(0)
-    sells = lambda observation, action: np.abs(action - 6 - 2 * observation[:, 0]) < 1.5  # noqa: E731
+    prices = lambda action: action[:, 0] if shape else action  # noqa: E731
+    sells = lambda observation, action: np.abs(prices(action) - 6 - 2 * observation[:, 0]) < 1.5  # noqa: E731
     observation = rng.uniform(-1, 1, (2_000, 2, 1)).astype(np.float32)
-    action = rng.uniform(2, 10, (2_000, 2)).astype(np.float32)
-    reward = sells(observation.reshape(-1, 1), action.ravel()).reshape(2_000, 2).astype(np.float32)
+    action = rng.uniform(2, high, (2_000, 2, *shape)).astype(np.float32)
+    reward = sells(observation.reshape(-1, 1), action.reshape(-1, *shape)).reshape(2_000, 2).astype(np.float32)
     middle = np.ones((2_000, 2), np.int32)
-    info = policy_step.PolicyInfo(log_probability=np.full((2_000, 2), -np.log(8), np.float32))
+    info = policy_step.PolicyInfo(log_probability=np.full((2_000, 2), -np.log(size), np.float32))
     for version, sign in ((1, 1), (2, -1)):
         rest = sign * reward, np.ones((2_000, 2), np.float32)
         rows = trajectory.Trajectory(middle, observation, action, info, middle, *rest)
-        smoothing = Smoothing(num_centres=8 * version, bandwidth=1.0)
+        smoothing = Smoothing(num_centres=8 * version if not shape else 8, bandwidth=1.0)
         agent = linear_bandit.make_agent(specs, create_train_step(), linear_bandit.EXPERIENCE, smoothing=smoothing)
         agent.train(tf.nest.map_structure(tf.constant, rows))
         PolicyExporter(agent.policy.wrapped_policy, tmp_path / 'policies' / 'raw_policy').export(version, {})
     log = loader.load(tmp_path / 'policies' / 'raw_policy' / '2')
     observation = rng.uniform(-1, 1, (800, 1)).astype(np.float32)
     time_step = ts.TimeStep(np.zeros(800, np.int32), np.zeros(800, np.float32), np.ones(800, np.float32), observation)
-    action = np.where(rng.random(800) < 0.3, rng.uniform(2, 10, 800).astype(np.float32), log.action(time_step)[0])
+    is_even = (rng.random(800) < 0.3).reshape(800, *np.ones_like(shape))
+    action = np.where(is_even, rng.uniform(2, high, (800, *shape)).astype(np.float32), log.action(time_step)[0])
     logged, _ = ActionProbabilities(log, specs, 0.3, None).log_probability(time_step, (), action)
     given = {'action': action, 'reward': sells(observation, action), 'specs': specs}
     info = {'log_probability': logged.astype(np.float32)}

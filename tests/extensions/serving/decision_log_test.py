@@ -201,6 +201,30 @@ def test_a_smoothed_number_is_served_with_its_exact_density(tmp_path):
         ServedVersion(tmp_path / 'collect_policy' / '1', exploration=Exploration(temperature=2.0))
 
 
+def test_a_smoothed_vector_is_served_with_its_exact_density(tmp_path):
+    box = tensor_spec.BoundedTensorSpec((2,), tf.float32, np.float32([2, 0]), np.float32([10, 4]), 'action')
+    specs = EnvironmentSpecs(example_policies.OBSERVATION, box)
+    options = {'options': linear_bandit.LinearOptions(SquareCB(1_000.0)), 'smoothing': Smoothing(4, epsilon=0.2)}
+    agent = linear_bandit.make_agent(specs, create_train_step(), linear_bandit.EXPERIENCE, **options)
+    taken = tf.constant([[[3.0, 1.0], [5.0, 2.5], [9.0, 3.0]]] * 6)
+    agent.train(example_data.sequences(agent, 6, 3, 0)._replace(action=taken))
+    PolicyExporter(agent.collect_policy, tmp_path / 'collect_policy').export(1, {})
+    rows = np.repeat(np.float32([[0.6, -0.4, 0.2, 0.9]]), 1000, axis=0)
+    with serving(tmp_path, tmp_path / 'log', Exploration(0.1), ['collect_policy']) as (ask, _):
+        found = [ask(rows, 'collect_policy') for _ in range(4)]
+    actions, densities = (np.concatenate([each[name] for each in found]) for name in ('action', 'probability'))
+    assert actions.shape == (4000, 2) and actions.dtype == np.float32
+    own = agent.collect_policy.distribution(ts.restart(tf.constant(rows[:1]), 1)).action
+    np.testing.assert_allclose(densities, 0.9 * own.prob(actions) + 0.1 / 32, rtol=1e-5)
+    cells = np.floor((actions - [2, 0]) / [2, 1]).astype(int).clip(0, 3) @ [4, 1]
+    of_cell = 2 * np.array([densities[cells == cell][0] for cell in range(16)])
+    assert of_cell.sum() == pytest.approx(1, abs=1e-5) and np.ptp(of_cell) > 0.05
+    assert (np.abs(np.bincount(cells) / 4000 - of_cell) < 5 * np.sqrt(of_cell / 4000)).all()
+    logged = lines_of(tmp_path / 'log')
+    assert [line['action'] for line in logged] == actions.tolist()
+    np.testing.assert_allclose([line['probability'] for line in logged], densities, rtol=1e-6)
+
+
 def test_only_legal_actions_are_drawn():
     metadata = {
         'specs': {'action': {'dtype': 'int64', 'shape': [], 'minimum': 5, 'maximum': 8}},

@@ -3,8 +3,8 @@
 The probability that is logged is that of what was served. It is known for a policy of one Discrete
 action: a greedy one (its distribution has one action, `loc`), mixed with random actions, or one
 that draws (its distribution has `logits`, those of Thompson sampling are the shares of draws from
-the posterior, see `agents.linear_bandit`); and, as a density, for one of a number that is drawn
-evenly from one of several windows (`agents.smoothing`).
+the posterior, see `agents.linear_bandit`); and, as a density, for one of a number, or a vector,
+that is drawn evenly from one of several windows (`agents.smoothing`).
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,7 @@ from tflearn.policies import signatures
 
 Arrays = Mapping[str, np.ndarray]
 _ACTION, _LOGITS, _LOC = 'action', 'distribution_logits', 'distribution_loc'
-_OF_WINDOWS = (
-    *('distribution_mixture_distribution_logits', 'distribution_components_distribution_low'),
-    'distribution_components_distribution_high',
-)
+_OF_WINDOWS, _WINDOWS = 'distribution_mixture_distribution_logits', 'distribution_components_distribution'
 PROBABILITY = 'probability'  # of the action, besides the policy's outputs; of a number the density
 
 
@@ -71,8 +68,8 @@ class Chooser:
         if is_integer and isinstance(low, int) and isinstance(high, int):
             self.actions = range(low, high + 1)
         found = outputs.get('distribution', ())
-        # Of a number that is drawn from windows.
-        self._range = (low, high) if _OF_WINDOWS[0] in found else None
+        # Of a number or a vector that is drawn from windows.
+        self._range: tuple[Any, ...] = (low, high) if _OF_WINDOWS in found else ()
         found = found if self.actions or self._range else ()
         self._draws = _LOGITS in found
         self._is_known = bool(self._draws or _LOC in found or self._range)
@@ -82,7 +79,7 @@ class Chooser:
         if (exploration.epsilon and not self._is_known) or (exploration.temperature != 1 and not self._draws):
             raise CannotExplore(
                 f'got {exploration} for a policy with {", ".join(found) or "no known probabilities"}; need logits for '
-                'a temperature, and these, a greedy policy of one Discrete action or a smoothed number for an epsilon'
+                'a temperature, and these, a greedy policy of one Discrete action or smoothed numbers for an epsilon'
             )
 
     def __call__(self, inputs: Arrays, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -126,15 +123,21 @@ class Chooser:
 
     def _draw_numbers(self, outputs: Arrays, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws from windows, and evenly from the range, which is one more; returns the outputs."""
-        logits, low, high = (outputs[name].astype(np.float64) for name in _OF_WINDOWS)
-        epsilon, of_range = self._exploration.epsilon, [np.full(len(logits), end) for end in self._range or ()]
+        logits, epsilon, ends = outputs[_OF_WINDOWS].astype(np.float64), self._exploration.epsilon, []
+        for name, end in zip(('_low', '_high'), self._range, strict=True):
+            # Of a vector the names are longer by one distribution.
+            (key,) = (each for each in outputs if each.startswith(_WINDOWS) and each.endswith(name))
+            own = outputs[key].astype(np.float64)
+            ends.append(np.concatenate([own, np.broadcast_to(end, own[:, :1].shape)], axis=1))
         shares = np.column_stack([(1 - epsilon) * _softmax(logits), np.full(len(logits), epsilon)])
-        low, high = (np.column_stack(each) for each in zip((low, high), of_range, strict=True))
+        low, high = ends
         window = np.arange(len(shares)), _drawn(shares, random)
         # Rounded to float32 a number may be an end of its window, which is within it.
-        action = (low[window] + random.random(len(shares)) * (high - low)[window]).astype(np.float32)
-        is_within = (low <= action[:, np.newaxis]) & (action[:, np.newaxis] <= high)
-        return {_ACTION: action, PROBABILITY: (shares * is_within / (high - low)).sum(axis=1)}
+        action = (low[window] + random.random(low[window].shape) * (high - low)[window]).astype(np.float32)
+        of_all = action[:, np.newaxis]
+        low, high, of_all = (each.reshape(*each.shape[:2], -1) for each in (low, high, of_all))
+        is_within = ((low <= of_all) & (of_all <= high)).all(axis=2)
+        return {_ACTION: action, PROBABILITY: (shares * is_within / (high - low).prod(axis=2)).sum(axis=1)}
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
