@@ -32,7 +32,7 @@ from tflearn.core.finite import finite_check
 from tflearn.core.settings import PositiveInt, checked
 from tflearn.files import numbered, temporary
 from tflearn.files.run_dir import write_json
-from tflearn.policies import signatures, updates, versions
+from tflearn.policies import signatures, traced_functions, updates, versions
 from tflearn.policies.export_check import ExportCheck, Snapshot
 from tflearn.policies.updates import ModelFiles
 
@@ -78,8 +78,8 @@ class PolicyExporter:
         self._keep_last, self._keep_updates = keep_last, keep_updates
         for folder in (directory, updates.folder(directory)):
             temporary.remove_leftovers(folder)
-        self._live = signatures.traced(policy)
-        self._signatures = signatures.named(policy, self._live)
+        self._live = traced_functions.traced(policy)
+        self._signatures = traced_functions.named(policy, self._live)
         self._others = {_SPECS: _specs(policy)}
         self._check = ExportCheck(self._live, policy, self._signatures)
         self._constant_facts = _constant_facts(policy)

@@ -53,7 +53,7 @@ class ModelFiles:
         directory: pathlib.Path,
         others: Mapping[pathlib.Path, bytes],
     ) -> 'ModelFiles':
-        """Saves a module of `signatures.traced` once, within `directory`,
+        """Saves a module of `traced_functions.traced` once, within `directory`,
         and reads everything except the weights.
 
         `others` are further files that do not depend on the weights.
