@@ -108,7 +108,7 @@ def test_a_token_is_asked_for(tmp_path, coordinating, reader_of):
     server = coordinating.serve(token=str(tmp_path / 'token'))
     address = f'localhost:{server.port}'
     for token in (None, str(tmp_path / 'other')):
-        with pytest.raises(RuntimeError, match='401: got no token, or another'):
+        with pytest.raises(RuntimeError, match='401: got no token, or another.*; give .*--coordinator_token=FILE'):
             coordinating.learner(server, access=Access(address, token))
     learner = coordinating.learner(server, access=Access(address, str(tmp_path / 'token')))
     learner.put_weights(made([LARGE]))

@@ -1,4 +1,5 @@
 import dataclasses
+import resource
 import shutil
 
 import pytest
@@ -84,6 +85,22 @@ def test_recording_ends_with_its_block(tmp_path):
 def test_rejects_invalid_options(settings, message):
     with pytest.raises(ValueError, match=message):
         SummaryOptions(**settings)
+
+
+def test_a_file_that_cannot_grow_ends_no_train_step(tmp_path, caplog):
+    summaries, step = Summaries(tmp_path), create_train_step()
+    with summaries.recording(step):
+        tf.summary.scalar('before', 1.0)
+    (file,) = tmp_path.iterdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with summaries.recording(step):
+        tf.summary.scalar('lost', 1.0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f'could not write summaries to {tmp_path}' in caplog.text
+    with summaries.recording(step):
+        tf.summary.scalar('after', 1.0)
+    assert {'before', 'after'} <= written_summaries.scalars(tmp_path).keys()
 
 
 def test_nothing_is_written_while_the_disk_is_full(tmp_path, monkeypatch, caplog):

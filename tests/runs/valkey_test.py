@@ -88,6 +88,10 @@ def test_refuses_a_wrong_address_and_an_experience_that_the_server_would_draw(tm
     for more, error in (
         (('--replay_address=valkey://user:secret@host:1',), 'without a user or a password'),
         (
+            ('--replay_backend=valkey', '--replay_address=other:1'),
+            "got replay_address='other:1' for a Valkey server, which serves one machine; need localhost, or valkey://",
+        ),
+        (
             ('--replay_backend=valkey', '--gin_bindings=Uniform.sampling="server"'),
             "got Uniform(sampling='server', max_mirror_gb=4.0, max_times_sampled=0) and a mirror of ",
         ),

@@ -354,7 +354,8 @@ class Coordinator:
                 return answer
             if status == HTTPStatus.CONFLICT and (theirs := answer.get('contract')):
                 raise UserValueError(differences(self._contract_of(body), theirs, self.what))
-            raise RequestRefused(f'{self.what} answers {status}: {answer.get("error", "")}', answer)
+            advice = "; give the run's --coordinator_token=FILE" if status == HTTPStatus.UNAUTHORIZED else ''
+            raise RequestRefused(f'{self.what} answers {status}: {answer.get("error", "")}{advice}', answer)
         raise CoordinatorLost(f'{self.what} is started again all the time')
 
     @staticmethod

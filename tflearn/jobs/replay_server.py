@@ -43,6 +43,7 @@ from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import episode_rows
 
 _POLL_SECS = 1.0
+_THIS_MACHINE = ('', 'localhost', '127.0.0.1', '[::1]')
 _NUM_SLOTS = 64  # recorded episodes that are added side by side
 _FILE_HANDLES = 64 + 2 * 1000  # its own, and those of so many collectors
 _FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
@@ -140,6 +141,12 @@ def _starting(
     kind, given = backend.kind_of(address, kind or extras.default_replay_backend())
     if given and kind != backend.VALKEY:
         raise UserValueError(f'got replay_address={address!r}; need HOST:PORT or valkey://HOST:PORT')
+    host = address.rpartition(':')[0]
+    if kind == backend.VALKEY and not given and host not in _THIS_MACHINE:
+        raise UserValueError(
+            f'got replay_address={address!r} for a Valkey server, which serves one machine; need localhost, or '
+            'valkey://HOST:PORT of your own server, or Reverb (Python 3.11): --replay_backend=reverb'
+        )
     backend.check_draws(storage, kind)
     port = 0 if given else int(address.rpartition(':')[2])
     return kind, functools.partial(servers.serve, storage.make_tables(), port, checkpoints, kind=kind, address=given)

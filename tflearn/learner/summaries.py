@@ -157,8 +157,12 @@ class Summaries:
         """Records summaries at the train step in a `with` block,
         where programs are traced or run.
         """
-        with self._open().as_default(step=train_step), tf.summary.record_if(True):
+        with contextlib.ExitStack() as recorded:
+            recorded.enter_context(self._open().as_default(step=train_step))
+            recorded.enter_context(tf.summary.record_if(True))
             yield
+            with self._side_task():  # the end flushes
+                recorded.close()
 
     def can_record(self) -> bool:
         """Returns whether there is an event file: without a free file handle none can be opened."""

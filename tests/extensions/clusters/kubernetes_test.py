@@ -277,6 +277,7 @@ PATCH = {
             'tolerations': [{'key': 'gpu', 'operator': 'Exists'}],
             'nodeSelector': {'zone': 'b'},
             'volumes': [{'name': 'tls', 'secret': {'secretName': 'tls'}}],
+            'containers': [{'name': 'tunnel', 'image': 'stunnel'}],
         },
         'container': {
             'env': [{'name': 'PROXY', 'value': 'none'}],
@@ -301,6 +302,7 @@ def test_a_file_is_merged_into_pods(tmp_path):
     train = templates(made)['train']['spec']
     assert train['nodeSelector'] == {'nvidia.com/gpu.product': 'nvidia-l4', 'zone': 'b'}
     assert [volume['name'] for volume in train['volumes']] == ['run', 'tls']
+    assert [each['name'] for each in train['containers']][1:] == ['tunnel']
     assert [item['name'] for item in train['containers'][0]['env']] == ['WORKER_INDEX', 'TF_CONFIG', 'PROXY']
     serve = container(made, 'serve')['resources']
     assert serve['limits'] == {'memory': '3G'} and serve['requests']['memory']

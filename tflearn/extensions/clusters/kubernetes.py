@@ -397,7 +397,8 @@ class _Run:
             made = _merged(made, _filled(self._template['parts'][part], {**self._of_all, **values}))
         for patched in (_ALL_KINDS, kind):
             made = _merged(made, self._patch.get(patched, {}))
-        return {'metadata': made['metadata'], 'spec': {**made['pod'], 'containers': [made['container']]}}
+        containers = [made['container'], *made['pod'].get('containers', [])]  # and what the patch adds
+        return {'metadata': made['metadata'], 'spec': {**made['pod'], 'containers': containers}}
 
     def _with_addresses(self, word: str, job: Job) -> str:
         """Returns a word of a job's command with the addresses of services and of their pods."""
