@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium.wrappers import RecordVideo
 
 from tests import fakes
 from tests.testing import example_policies, file_handles, written_summaries
@@ -329,12 +330,19 @@ def test_random_actions_on_request(run):
     assert evaluation['mean_return'] < 60
 
 
+OF_NAME = functools.partial(window.record, functools.partial(gymnasium_env.make, 'CartPole-v1'))
+
+
+def of_a_wrapper(folder):
+    return RecordVideo(gymnasium.make('CartPole-v1', render_mode='rgb_array'), folder)
+
+
 @pytest.mark.filterwarnings('ignore')  # pygame's and moviepy's own
-def test_video_on_request(run):
+@pytest.mark.parametrize('record', [OF_NAME, of_a_wrapper])
+def test_video_on_request(run, record):
     pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
     run.export(9, FALLS)
     write_json(run.dir.train_result, RESULT)
-    record = functools.partial(window.record, functools.partial(gymnasium_env.make, 'CartPole-v1'))
     run.start(record_video=record, options=EvaluateOptions(videos=Videos(episodes=2)))
     assert run.join() == []
     (evaluation,) = run.evaluations()

@@ -108,6 +108,9 @@ def test_a_call_from_python_plays_the_episodes_of_the_program(exported):
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             tflearn.evaluate(*given)
+    own = functools.partial(vector_env.in_process, functools.partial(gymnasium.make, 'CartPole-v1'))
+    with pytest.raises(ValueError, match='gymnasium_env.make has not made; .* or give tflearn.train.record_video=...'):
+        tflearn.evaluate('random', own, record_video='never_made')
 
 
 @pytest.mark.filterwarnings('ignore')  # moviepy's own

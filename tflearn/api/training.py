@@ -123,8 +123,8 @@ def train(
         and the best policy. By default each exported policy is evaluated.
       plateau: ends training when evaluations get no better.
       record_video: True records videos of evaluations in <root_dir>/videos, of an environment of
-        `gymnasium_env.make` (the extra `video`); for another one, a function that makes it, with
-        `folder` for the videos.
+        `gymnasium_env.make` (the extra `video`); for another one, a function of `folder` that makes
+        it in a `gymnasium.wrappers.RecordVideo`.
       **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments,
         learner_options, ...; and fields of its groups: max_env_steps, max_secs, seed,
         export_interval_steps, ... `RunSettings` lists them.

@@ -135,9 +135,9 @@ class EnvironmentFactory(Protocol):
         """
 
 
-# (folder=...) -> a batch of one environment that writes a video of each of its episodes to that
-# folder.
-VideoFactory = Callable[..., BatchedEnvironment]
+# (folder=...) -> an environment of gymnasium, or a batch of one environment, that writes videos of
+# its episodes to that folder.
+VideoFactory = Callable[..., Any]
 
 
 class ActingPolicy(Protocol):

@@ -13,7 +13,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
-from tflearn.core.types import EnvironmentSpecs, check_batch
+from tflearn.core.types import BatchedEnvironment, EnvironmentSpecs, check_batch
 from tflearn.environments import gathering, infos, spaces, sync_vector_env, worker_processes
 
 
@@ -383,6 +383,15 @@ def in_process(
       on_nonfinite: what happens to an environment whose observation or reward is not finite.
     """
     return VectorEnvironment(sync_vector_env.SyncVectorEnv(make_one, num_environments), seed, on_nonfinite)
+
+
+def of_one(make: Callable[[], Any]) -> BatchedEnvironment:
+    """Returns what `make` makes; a single environment becomes a batch of one."""
+    made = make()
+    if not isinstance(made, gymnasium.Env):
+        return made
+    first = [made]  # one that fails is made again
+    return in_process(lambda: first.pop() if first else make(), 1, None)
 
 
 def in_worker_processes(

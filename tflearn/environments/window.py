@@ -26,7 +26,7 @@ def record(make_environment: EnvironmentFactory, folder: str) -> BatchedEnvironm
         has started, or the environment is closed.
 
     Raises:
-      ValueError: if the environment is not of gymnasium or cannot be rendered, or the extra is not
+      ValueError: if the environment is not of `gymnasium_env.make` or cannot be rendered, or the extra is not
         installed.
     """
     return Stage(make_environment, folder, None).make(1, None)
@@ -54,7 +54,8 @@ class Stage:
         """Makes it; see `EnvironmentFactory`.
 
         Raises:
-          ValueError: if there is no display for the window, or the environment is not of gymnasium.
+          ValueError: if there is no display for the window, or the environment is not of
+            `gymnasium_env.make`.
         """
         if self._folder is None:
             _open_display()
@@ -62,7 +63,11 @@ class Stage:
             environment = self._make(num_environments=num_environments, seed=seed)
         if self._shown is None:
             environment.close()
-            raise UserValueError('got an environment that is not of gymnasium; need one of gymnasium_env.make')
+            raise UserValueError(
+                'got an environment that gymnasium_env.make has not made; need one of it, to show or record frames; '
+                'register the class (gymnasium.register), or give tflearn.train(record_video=...) a function of '
+                '`folder` that makes it in a gymnasium.wrappers.RecordVideo'
+            )
         self.action_spec = environment.specs.action
         return environment
 

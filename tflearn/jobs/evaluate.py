@@ -29,6 +29,7 @@ from tflearn.core.types import (
     VideoFactory,
 )
 from tflearn.core.waiting import Stopped, wait_until
+from tflearn.environments import vector_env
 from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import evaluated_policies
@@ -254,7 +255,7 @@ class _EpisodeRunner:
             folder = str(videos / f'train_step_{candidate.train_step}')
             with (
                 side_tasks.guarded(f'record videos in {videos}', _is_of_side_task),
-                contextlib.closing(record_video(folder=folder)) as recorded,
+                contextlib.closing(vector_env.of_one(functools.partial(record_video, folder=folder))) as recorded,
             ):
                 self._evaluator_of(recorded, self._options.videos.episodes).run(policy, self._stop)
         self._num_runs += 1
