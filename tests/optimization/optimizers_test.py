@@ -308,10 +308,15 @@ def test_the_noise_scale_is_the_papers():
         ({'gradient_clipping': 0.0}, r'got OptimizerOptions.gradient_clipping=0.0; need a number above 0'),
         ({'arguments': {'clipvalue': 1.0}}, 'got clipvalue in arguments; use'),
         ({'learning_rate': {'actor': 0.1}}, "got learning_rate={'actor': 0.1}; need parts of it"),
+        (
+            {'learning_rate': lambda share: 3e-4 * share},
+            r'got a learning_rate function that fails for a train step \(TypeError: .*; need a number, or a function',
+        ),
+        ({'learning_rate': 'auto'}, r"got learning_rate='auto', which fails for a train step .*; need a number, or"),
     ],
 )
 def test_rejects_invalid_arguments(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make(create_train_step(), **settings)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.core import histograms, moments
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.core.types import check_keras
 from tflearn.optimization import schedules
@@ -296,6 +296,7 @@ class OptimizerOptions:
 
         Raises:
           ValueError: if `learning_rate` names another part, or there is nothing to clip by.
+          TypeError: if a learning rate is neither a number nor a function that returns one.
         """
         bound = gradient_clipping if self.gradient_clipping == 'default' else self.gradient_clipping
         if bound is None and self.clip_by != 'global_norm':
@@ -321,6 +322,15 @@ class OptimizerOptions:
         # due. A schedule even for a number: Keras would save a number in the checkpoint, and its
         # restore would undo a change.
         schedule = (lambda _: rate(train_step)) if callable(rate) else schedules.constant(rate)
+        try:
+            tf.cast(schedule(train_step), tf.float32)
+        except Exception as error:  # whatever a user's function raises
+            what = 'a learning_rate function that' if callable(rate) else f'learning_rate={rate!r}, which'
+            raise UserTypeError(
+                f'got {what} fails for a train step ({type(error).__name__}: {error}); need a number, or a function of '
+                'the train step (an int64 tensor) that returns a float32 tensor, such as '
+                'schedules.linear(3e-4, 0.0, 10_000)'
+            ) from error
         make = self.kind if callable(self.kind) else _KINDS[self.kind]
         return make(schedules.LearningRate(schedule), name=name, **(self.arguments or {}))
 
