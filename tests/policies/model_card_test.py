@@ -9,7 +9,7 @@ from tests.testing import example_policies, forks
 from tflearn.files import digests
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.jobs.export import export
-from tflearn.policies import model_card, versions
+from tflearn.policies import added_metadata, model_card, versions
 from tflearn.policies.exporter import PolicyExporter
 
 CONFIG = """make_agent = @dqn.make_agent
@@ -31,7 +31,7 @@ def test_an_evaluation_is_added_to_the_card_and_the_repository_has_it(tmp_path):
     assert head['tags'] == ['reinforcement-learning', 'tensorflow', 'dqn', 'CartPole-v1'] and 'model-index' not in head
     assert '# dqn on CartPole-v1\n' in body and '| env_steps | 70 |' in body and CONFIG in body
     evaluation = {'mean_return': 4.5, 'mean_return_interval': [4.0, 5.0], 'num_episodes': 7, 'metrics': {'reward': 1.0}}
-    assert versions.add_metadata(version, evaluation=evaluation)
+    assert added_metadata.add(version, evaluation=evaluation)
     assert 'README.md' not in (version / digests.RECORD).read_text()
 
     ended = forks.run('scripts', 'export', f'--root_dir={run_dir.root}', f'--hub={tmp_path / "hub"}', timeout=120)

@@ -7,7 +7,7 @@ import pytest
 
 from tflearn.files import numbered, temporary
 from tflearn.files.run_dir import read_json
-from tflearn.policies import versions
+from tflearn.policies import added_metadata, versions
 
 
 def make_version(directory, name):
@@ -183,12 +183,12 @@ def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):
 def test_metadata_are_added_to_a_version_that_is_there(tmp_path):
     version = make_version(tmp_path, 5)
     (version / 'metadata.json').write_text('{"train_step": 5, "mean_return": 1.0}')
-    assert versions.add_metadata(version, evaluation={'mean_return': 2.0})
+    assert added_metadata.add(version, evaluation={'mean_return': 2.0})
     assert read_json(version / 'metadata.json') == {
         'train_step': 5,
         'mean_return': 1.0,
         'evaluation': {'mean_return': 2.0},
     }
     assert names(version) == ['README.md', 'metadata.json', 'saved_model.pb']
-    assert not versions.add_metadata(tmp_path / '6', evaluation={})
+    assert not added_metadata.add(tmp_path / '6', evaluation={})
     assert names(tmp_path) == ['5']

@@ -38,7 +38,7 @@ from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
 from tflearn.jobs.evaluation_processes import EvaluationProcesses, share
 from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.jobs.run import Run
-from tflearn.policies import versions
+from tflearn.policies import added_metadata, versions
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import VersionGone
 
@@ -370,7 +370,7 @@ class _Evaluation:
             if self._is_best(evaluation):
                 self._unmarked = path, evaluation
                 facts = {key: evaluation[key] for key in _IN_METADATA if key in evaluation}
-                if versions.add_metadata(path, evaluation=facts):
+                if added_metadata.add(path, evaluation=facts):
                     versions.point_best(path)
             self._unmarked = None
 

@@ -6,19 +6,17 @@ atomic renames. A version that is being written or removed has a name that start
 links point to versions: `latest`, and `best` after an evaluation has set it.
 """
 
-import json
 import os
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from absl import logging
 
 from tflearn.core.errors import UserFileNotFoundError
-from tflearn.files import digests, messages, numbered, temporary
+from tflearn.files import digests, numbered
 from tflearn.files.numbered import Numbered
-from tflearn.files.run_dir import RunDir, read_json
+from tflearn.files.run_dir import RunDir
 from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
@@ -135,23 +133,6 @@ def point_best(version: pathlib.Path) -> bool:
     else:
         _make_link(version.parent, BEST, before)
     return False
-
-
-def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
-    """Adds JSON values to the metadata and the card of a version.
-    Returns False if it does not exist any more.
-    """
-    written = temporary.temporary(version / METADATA)
-    try:
-        written.write_text(
-            json.dumps({**(read_json(version / METADATA, messages.Metadata) or {}), **facts}, indent=2) + '\n'
-        )
-        numbered.sync(written)
-        os.replace(written, version / METADATA)
-        model_card.write(version)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def best_version(directory: pathlib.Path) -> int | None:

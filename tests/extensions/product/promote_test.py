@@ -26,7 +26,7 @@ from tflearn.extensions.product import promotion
 from tflearn.extensions.product.data_evaluation import evaluate_on_data
 from tflearn.extensions.product.split import HELD_OUT, TRAIN, split
 from tflearn.files.run_dir import RunDir
-from tflearn.policies import loader, states, versions
+from tflearn.policies import added_metadata, loader, states, versions
 from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.policies.exporter import PolicyExporter
 
@@ -109,7 +109,7 @@ def test_only_a_candidate_that_is_not_worse_is_promoted(publish, data, tmp_path)
 
 def test_what_was_trained_on_the_data_is_refused(publish, data, tmp_path):
     root = publish(tmp_path, 1, 3)
-    trained_on = lambda step, path: versions.add_metadata(  # noqa: E731
+    trained_on = lambda step, path: added_metadata.add(  # noqa: E731
         root / 'policies' / 'greedy_policy' / step, **{metadata.TRAINED_ON: metadata.lineage([path])}
     )
     judged = (f'--data={data}/held_out', '--margin=0.1', *RANGE)

@@ -10,7 +10,7 @@ from tflearn.extensions.serving.exploration import CannotExplore
 from tflearn.extensions.serving.models import ModelHolder, Models
 from tflearn.extensions.serving.served_version import ServedVersion
 from tflearn.net.grpc_server import GrpcRefusal
-from tflearn.policies import states, versions
+from tflearn.policies import added_metadata, states, versions
 from tflearn.policies.exporter import PolicyExporter
 
 
@@ -40,7 +40,7 @@ def test_the_newest_version_is_served(exporter, directory):
     exporter.export(3, {})
     assert holder.refresh() and holder.get().version == 3
     assert holder.get(3) is holder.get()
-    assert versions.add_metadata(directory / '3', evaluation={'mean_return': 1.0})
+    assert added_metadata.add(directory / '3', evaluation={'mean_return': 1.0})
     assert not holder.refresh()
     with pytest.raises(GrpcRefusal, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
         holder.get(1)

@@ -18,7 +18,7 @@ from tflearn.extensions.stores.store_layout import role
 from tflearn.files import lock, numbered
 from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir, read_json, write_json
-from tflearn.policies import versions
+from tflearn.policies import added_metadata, versions
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_an_evaluation_marks_the_best_version_and_ends_the_run(make):
     trainer.pass_large()
     assert (train.greedy_policy / '100' / versions.IN_USE).exists()
     versions.unkeep(version, versions.IN_USE)
-    assert versions.add_metadata(version, evaluation={'mean_return': 1.0}) and versions.point_best(version)
+    assert added_metadata.add(version, evaluation={'mean_return': 1.0}) and versions.point_best(version)
     evaluate.evaluations.write_text('{"mean_return": 1}\n{"mean')
     write_json(evaluate.stop_request, {'reason': 'enough'})
     write_json(evaluate.done, {'reason': 'enough', 'train_step': 100})

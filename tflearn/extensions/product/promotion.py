@@ -23,7 +23,7 @@ from tflearn.extensions.product.evaluation import padded_array
 from tflearn.extensions.product.gate import Verdict
 from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes
 from tflearn.files import digests, numbered
-from tflearn.policies import loader, states, versions
+from tflearn.policies import added_metadata, loader, states, versions
 from tflearn.policies.loader import LoadedPolicy
 
 GATE = 'gate'  # the key of a version's metadata
@@ -80,7 +80,7 @@ def judge(
         'data': used,
         'at': time.time(),
     }
-    if not versions.add_metadata(candidate, **{GATE: {**verdict.json(), **facts}}):
+    if not added_metadata.add(candidate, **{GATE: {**verdict.json(), **facts}}):
         raise UserValueError(f'got {candidate}, which was removed meanwhile; need a version that stays')
     return verdict
 
@@ -274,7 +274,7 @@ def adopt(version: pathlib.Path, directory: pathlib.Path) -> int:
         shutil.copytree(copy, written, dirs_exist_ok=True)
         for marker in versions.MARKERS:
             (written / marker).unlink(missing_ok=True)
-        versions.add_metadata(written, train_step=number, adopted_from=str(version))
+        added_metadata.add(written, train_step=number, adopted_from=str(version))
         versions.publish(written, directory / str(number), recorded=(written / digests.RECORD).exists())
     logging.info('copied %s to %s', version, directory / str(number))
     return number
