@@ -39,6 +39,11 @@ class Raising(Walk):
         return super().step(action)
 
 
+class SeedlessReset(Walk):
+    def reset(self):
+        return super().reset()
+
+
 class WrongShape(Walk):
     def observation(self):
         return {**super().observation(), 'at': np.zeros(2, np.float32)}
@@ -121,6 +126,7 @@ def test_nothing_is_wrong():
     ('environment', 'state', 'check', 'text'),
     [
         (Raising, 'error', 'exceptions', 'got ZeroDivisionError: no more from step() with random actions; need none'),
+        (SeedlessReset, 'error', 'what it returns', 'need reset(*, seed=None, options=None), as gymnasium calls'),
         (WrongShape, 'error', 'what it returns', 'need'),
         (NotFinite, 'error', 'what it returns', 'got nan'),
         (Unseeded, 'LOOK', 'seed', 'the same seed and actions give other steps; draw from self.np_random'),

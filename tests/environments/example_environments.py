@@ -401,3 +401,12 @@ class Robot(TwoStates):
 
     def _write(self, what: str) -> None:
         self._log.write(f'{time.time()} {os.getpid()} {what}\n')
+
+
+class WithoutSeed(gymnasium.Env):
+    """Its reset takes no seed."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+    def reset(self):
+        return 0, {}

@@ -1,5 +1,6 @@
 """What environments return, with each kind of vectorization: one rule."""
 
+import contextlib
 import functools
 import re
 
@@ -115,6 +116,15 @@ def test_refuses_what_would_lose_information(kind, space, good, wrong, message):
 def test_refuses_a_reset_without_info(kind, wrong):
     with pytest.raises(UserError, match=r'from reset\(\) of .*Returning.*need \(observation, info\); return'):
         run(kind, COUNT, 0, reset=wrong)
+
+
+@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+def test_refuses_a_reset_without_a_seed_at_once(make, caplog):
+    message = r"argument 'seed', of environment 0 \(WithoutSeed\); need reset\(\*, seed="
+    environment = make(example_environments.WithoutSeed, 2, 0)
+    with contextlib.closing(environment), pytest.raises(UserError, match=message):
+        environment.reset()
+    assert not caplog.messages, 'it is not made again'
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -16,7 +16,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserError, UserTypeError
 from tflearn.core.types import BatchedEnvironment
-from tflearn.environments import gymnasium_env, registry, sync_vector_env, vector_env
+from tflearn.environments import gathering, gymnasium_env, registry, sync_vector_env, vector_env
 
 State = Literal['ok', 'LOOK', 'error']
 MakeOne = Callable[[], gymnasium.Env]
@@ -111,7 +111,7 @@ class _Stopping(gymnasium.Wrapper):
 
     def reset(self, **kwargs: Any) -> Any:
         with _stopping('reset() with random actions'):
-            return self.env.reset(**kwargs)
+            return gathering.reset(self.env, sync_vector_env.name_of(self.env), **kwargs)
 
     def step(self, action: Any) -> Any:
         with _stopping('step() with random actions'):
@@ -122,6 +122,8 @@ class _Stopping(gymnasium.Wrapper):
 def _stopping(where: str, need: str = 'none') -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except sync_vector_env.FAILURES as error:
         raise _RaisedError(f'got {type(error).__name__}: {error} from {where}; need {need}') from error
 

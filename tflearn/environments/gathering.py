@@ -8,6 +8,7 @@ refused in one line. Importable without TensorFlow, as worker processes need it.
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tflearn.core.errors import UserTypeError, UserValueError
 
 _DTYPE, _SHAPE = operator.attrgetter('dtype'), operator.attrgetter('shape')
 _FLOAT32 = np.dtype(np.float32)
+_RESET_ARGUMENTS = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
 _STEP = '(observation, reward, terminated, truncated, info)'
 
 Gather = Callable[[Sequence[Any]], None]
@@ -213,6 +215,23 @@ def step_result(result: Any, reward_shape: tuple[int, ...], origin: str) -> tupl
     if not isinstance(info, Mapping):
         raise UserTypeError(f'got info {_short(info)} from step() of {origin}; need a dict; return {{}} for none')
     return observation, reward, terminated, truncated, info
+
+
+def reset(environment: Any, origin: str, **seed: int | None) -> tuple[Any, Any]:
+    """Resets one environment; returns its (observation, info).
+
+    Raises:
+      UserError: if its `reset` does not take gymnasium's arguments, or returns anything else.
+    """
+    try:
+        result = environment.reset(**seed)
+    except TypeError as error:
+        if not _RESET_ARGUMENTS.search(str(error)):
+            raise
+        raise UserTypeError(
+            f'got {error}, of {origin}; need reset(*, seed=None, options=None), as gymnasium calls it; add those'
+        ) from error
+    return reset_result(result, origin)
 
 
 def reset_result(result: Any, origin: str) -> tuple[Any, Any]:

@@ -377,8 +377,8 @@ class RebuildingVectorEnv:
                 self._environments[i] = made
                 if self._progress and (setter := progress_setter(made)):
                     setter(*self._progress)
-                result = made.reset(seed=seed_of(self._seed, rows[0], self.failures.num_rebuilt))
-                return gathering.reset_result(result, origin)[0]
+                seed = seed_of(self._seed, rows[0], self.failures.num_rebuilt)
+                return gathering.reset(made, origin, seed=seed)[0]
             except PASSED_ON:
                 raise
             except FAILURES as error:
@@ -414,8 +414,8 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
             for i, environment in enumerate(self._environments):
                 self._unanswered.ask(self._origins[i])
                 try:
-                    result = environment.reset(seed=seed_of(seed, i, num_rebuilt=0))
-                    observations.append(gathering.reset_result(result, self._origins[i])[0])
+                    own_seed = seed_of(seed, i, num_rebuilt=0)
+                    observations.append(gathering.reset(environment, self._origins[i], seed=own_seed)[0])
                 except PASSED_ON:
                     raise
                 except FAILURES as error:
@@ -435,7 +435,7 @@ class SyncVectorEnv(RebuildingVectorEnv, Resumable):
                 self._unanswered.ask(self._origins[i])
                 try:
                     if self._ended[i]:
-                        observation, info = gathering.reset_result(environment.reset(), self._origins[i])
+                        observation, info = gathering.reset(environment, self._origins[i])
                         result: Any = (self._no_reward, False, False, info)
                     else:
                         stepped = environment.step(own_action)

@@ -94,7 +94,7 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
             answer = (reward, terminated, truncated, infos.numeric_info(info))
         else:
             seed = argument if command == 'reset' else None
-            observation, info = gathering.reset_result(environment.reset(seed=seed), origin)
+            observation, info = gathering.reset(environment, origin, seed=seed)
             ended = False
             answer = (no_reward, False, False, infos.numeric_info(info))
         gather([observation])
