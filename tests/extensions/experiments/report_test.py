@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 import types
 
 import numpy as np
@@ -180,6 +181,14 @@ def test_the_list_of_a_folder(reported, tmp_path):
     write_json(
         RunDir(reported.folder / 'dead').status('train'), {'state': 'failed: no disk\n  In call to', 'time': 1.0}
     )
+    half = RunDir(reported.folder / 'half')
+    for name, state, when in (
+        ('train', 'running', 1.0),
+        ('collect', 'running', time.time()),
+        ('evaluate', 'failed', 1.0),
+    ):
+        write_json(half.status(name), {'state': state, 'time': when})
+    write_json(RunDir(reported.folder / 'unborn').failure, {'message': 'no learner'})
     (reported.folder / 'not[1]').mkdir()  # no run: TensorFlow could not save one there
     ended = forks.run('scripts', 'list', reported.folder, timeout=60.0)
     assert ended.returncode == 0, ended.stderr
@@ -189,6 +198,8 @@ def test_the_list_of_a_folder(reported, tmp_path):
     assert found['bad/seed_3'][:2] == ['done: num_train_steps 60 reached', '60']
     assert found['bad/seed_3'][3:5] == ['0.1', '0.1']
     assert found['dead'][0] == 'failed: train no disk'
+    assert found['half'][0] == 'running, but train is silent, evaluate failed'
+    assert found['unborn'][0] == 'failed: no learner'
     ended = forks.run('scripts', 'list', tmp_path, timeout=60.0)
     assert (ended.returncode, ended.stderr.count('\n')) == (2, 1)
     assert 'without a run; need a folder of runs' in ended.stderr

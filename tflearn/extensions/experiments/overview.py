@@ -23,8 +23,8 @@ HEAD = 'state', 'train steps', 'env steps', 'newest return', 'best return', 'las
 def cells(run_dir: RunDir) -> tuple[str, ...]:
     """Returns how a run is, the row of a table below `HEAD`.
 
-    Its state is 'done: ' and why, 'failed: ' and why, 'running', 'stopped', or 'ended without a
-    result'.
+    Its state is 'done: ' and why, 'failed: ' and why, 'running', 'running, but ' and which jobs
+    have failed or are silent, 'stopped', or 'ended without a result'.
     """
     status = run_dir.statuses()
     done, train = read_json(run_dir.done, messages.Done) or {}, status.get('train', {})
@@ -46,9 +46,14 @@ def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], 
     if done:
         return f'done: {done.get("reason", "no reason given")}'
     states = {name: str(each.get('state', '')) for name, each in status.items()}
-    alive = any(state.startswith(('running', 'waiting', 'starting')) for state in states.values())
-    if run_dir.living_jobs() or (alive and secs is not None and secs < _FRESH_SECS):
-        return 'running'
+    alive = [name for name, state in states.items() if state.startswith(('running', 'waiting', 'starting'))]
+    living = run_dir.living_jobs()
+    if living or (alive and secs is not None and secs < _FRESH_SECS):
+        others = [name for name in alive if name not in living and 'time' in status[name]]
+        silent = [name for name in others if time.time() - float(status[name]['time']) >= _FRESH_SECS]
+        failed = [name for name, state in states.items() if state.startswith('failed') and name != 'launch']
+        wrong = [*(f'{name} is silent' for name in silent), *(f'{name} failed' for name in failed)]
+        return f'running, but {", ".join(wrong)}' if wrong else 'running'
     if failure := read_json(run_dir.failure, messages.Failure):
         return f'failed: {failure.get("message", "")}'
     for name, state in states.items():
@@ -65,7 +70,9 @@ def is_run(root: pathlib.Path) -> bool:
         run_dir = RunDir(root)
     except UserValueError:  # TensorFlow could have saved none there
         return False
-    return run_dir.evaluations.exists() or run_dir.config.exists() or run_dir.status('train').exists()
+    return any(
+        each.exists() for each in (run_dir.evaluations, run_dir.config, run_dir.failure, run_dir.status('train'))
+    )
 
 
 def settings(run_dir: RunDir) -> dict[str, Any]:
