@@ -14,7 +14,7 @@ import pytest
 
 import tflearn
 from tests.testing import forks, jobs, lanes, warm_parents, written_summaries
-from tflearn.agents import dqn
+from tflearn.agents import dqn, sac
 from tflearn.api import run_check, training
 from tflearn.api.run_settings import RunSettings
 from tflearn.core.errors import UserError
@@ -158,6 +158,16 @@ def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path,
         ({'intervals': Intervals()}, ValueError, 'got export_interval_steps and intervals; need one of them; put '),
         ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of num_environments, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
+        (
+            {'checkpoint_interval_steps': 100},
+            TypeError,
+            r'got checkpoint_interval_steps=...; need learner_options=LearnerOptions\(checkpoint_interval_steps=...\)$',
+        ),
+        (
+            {'make_agent': functools.partial(sac.make_agent, gamma=0.9)},
+            TypeError,
+            r"'gamma'; need loss=SACLoss\(gamma=...\)$",
+        ),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
         (
             {'experience': tflearn.Experience(replay=tflearn.Uniform(max_times_sampled=1))},

@@ -299,6 +299,11 @@ def test_environment_that_cannot_be_made_is_an_error():
         vector_env.in_process(make_one, 2, seed=0)
 
 
+def test_a_function_that_makes_no_environment_is_refused():
+    with pytest.raises(TypeError, match='got None from the function that makes an environment; need an environment'):
+        vector_env.in_process(lambda: None, 2, seed=0)
+
+
 @pytest.mark.parametrize('wrap', [lambda environment: environment, gymnasium.wrappers.RecordEpisodeStatistics])
 def test_one_environment_for_all_copies_is_refused(wrap):
     one = example_environments.TwoStates()

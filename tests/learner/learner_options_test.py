@@ -50,6 +50,12 @@ def test_own_triggers_are_called_after_all_others(tmp_path, make_agent, make_dat
     assert written_summaries.scalars(RunDir(tmp_path).summaries('train'))['train/own'] == {4: 4, 6: 6}
 
 
+def test_own_triggers_are_a_list(tmp_path, make_agent, make_dataset_fn):
+    options = dataclasses.replace(_options(), make_triggers=lambda learner: None)
+    with pytest.raises(TypeError, match='got None from make_triggers; need a list of triggers; return one'):
+        Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+
+
 def test_loss_of_a_batch_has_no_other_effect(tmp_path, make_agent, make_dataset_fn):
     strategy = strategies.make('mirrored:2')
     agent, called = make_agent(strategy), []

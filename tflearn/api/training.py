@@ -22,7 +22,14 @@ from tflearn.config import files
 from tflearn.config.reader import import_text
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience
-from tflearn.core.types import AgentFactory, EnvironmentFactory, VideoFactory, check_agent_factory, check_call
+from tflearn.core.types import (
+    AgentFactory,
+    EnvironmentFactory,
+    VideoFactory,
+    as_field,
+    check_agent_factory,
+    check_call,
+)
 from tflearn.environments import window
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
@@ -251,6 +258,8 @@ def _check_settings(num_episodes: int | None, settings: Mapping[str, Any]) -> No
     known = [*RunSettings.__annotations__, 'num_train_steps']
     for name in settings:
         if name not in known:
+            if field := as_field(name, {**RunSettings.__annotations__, **train.__annotations__}):
+                raise UserTypeError(f'got {name}=...; need {field}')
             near = difflib.get_close_matches(name, known, n=1)
             advice = f'did you mean {near[0]}? ' if near else ''
             raise UserTypeError(f'got {name}=...; {advice}need one of {", ".join(known)}')

@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -259,11 +259,27 @@ def check_call(name: str, function: Callable[..., Any], example: str, *positiona
     except TypeError as error:
         unknown = next((other for other in bound[1] if repr(other) in str(error)), '')
         near = difflib.get_close_matches(unknown, signature.parameters, 1)
+        own = {key: each.annotation for key, each in signature.parameters.items() if key not in positional}
+        need = as_field(unknown, own) or f'a function that does, such as {example}'
         raise UserTypeError(
             f'got {name}={getattr(called, "__name__", called)}, which cannot be called with '
-            f'{", ".join((*positional, *named))}: {error}{f" (did you mean {near[0]}?)" if near else ""}; need a '
-            f'function that does, such as {example}'
+            f'{", ".join((*positional, *named))}: {error}{f" (did you mean {near[0]}?)" if near else ""}; need {need}'
         ) from None
+
+
+def as_field(unknown: str, annotations: Mapping[str, Any]) -> str:
+    """Returns how an unknown argument is given as a field of another one, such as 'loss=SACLoss(gamma=...)';
+    '' if it is no field.
+
+    Args:
+      unknown: the argument.
+      annotations: the types of the arguments that there are, by name.
+    """
+    for name, annotation in annotations.items():
+        for kind in (annotation, *get_args(annotation)):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and unknown in kind.__dataclass_fields__:
+                return f'{name}={kind.__name__}({unknown}=...)'
+    return ''
 
 
 def specs_of(make_environment: EnvironmentFactory) -> EnvironmentSpecs:

@@ -206,9 +206,12 @@ def closing(environment: Any) -> Iterator[Any]:
 def made(make_one: Callable[[], Any]) -> Any:
     """Returns a new environment; its errors propagate, but never as the end of this program."""
     try:
-        return make_one()
+        new = make_one()
     except SystemExit as error:
         raise RuntimeError(f'got sys.exit({error.code!r}) from a new environment; need one that can be made') from error
+    if new is None:
+        raise UserTypeError('got None from the function that makes an environment; need an environment; return it')
+    return new
 
 
 def _made(make_one: Callable[[], Any]) -> Any:

@@ -27,6 +27,7 @@ from tflearn.jobs.session import Session, only_learner, set_seed
 from tflearn.jobs.train_settings import Device, Initial, Intervals, Settings
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
+from tflearn.learner.triggers import own_triggers
 from tflearn.learner.validation import Validator
 from tflearn.policies import versions
 from tflearn.sampling import episode_files, ring_source
@@ -172,8 +173,7 @@ def _validating(options: LearnerOptions, validator: Validator) -> LearnerOptions
     """Returns the learner's options with a trigger that validates, after the user's own."""
 
     def make_triggers(learner: Learner) -> Sequence[Trigger]:
-        own = options.make_triggers(learner) if options.make_triggers else ()
-        return (*own, validator.make_trigger(learner))
+        return (*own_triggers(options.make_triggers, learner), validator.make_trigger(learner))
 
     return dataclasses.replace(options, make_triggers=make_triggers)
 

@@ -29,7 +29,7 @@ from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
-from tflearn.learner.triggers import PeriodicSave
+from tflearn.learner.triggers import PeriodicSave, own_triggers
 from tflearn.sampling.source import DatasetFn, Source
 
 Trigger = Callable[[int, int], bool]
@@ -171,7 +171,7 @@ class Learner:
         return checkpoints
 
     def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:
-        own = self._options.make_triggers(self) if self._options.make_triggers else ()
+        own = own_triggers(self._options.make_triggers, self)
         steps, secs = self._options.checkpoint_interval_steps, self._options.checkpoint_interval_secs
         saving = [PeriodicSave(self.save, steps, secs, self._strategy)] if steps or secs else []
         return (*saving, *triggers, *own)

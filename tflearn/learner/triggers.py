@@ -12,18 +12,26 @@ between two calls, the action is called once.
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
 
 import tensorflow as tf
 
-from tflearn.core.errors import UserValueError
+from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.settings import Range, checked
 from tflearn.core.train_step import crossed
 from tflearn.core.workers import Agreement
 
 Action = Callable[[int], object]
 _ADVICE = 'leave it out if it is not wanted'
+
+
+def own_triggers(make_triggers: Callable[[Any], Iterable[Any]] | None, learner: Any) -> Iterable[Any]:
+    """Returns a user's own triggers, see `LearnerOptions.make_triggers`."""
+    made = make_triggers(learner) if make_triggers else ()
+    if not isinstance(made, Iterable):
+        raise UserTypeError(f'got {made!r} from make_triggers; need a list of triggers; return one')
+    return made
 
 
 class Phase(tf.train.experimental.PythonState):
