@@ -126,7 +126,7 @@ def test_nothing_is_wrong():
     ('environment', 'state', 'check', 'text'),
     [
         (Raising, 'error', 'exceptions', 'got ZeroDivisionError: no more from step() with random actions; need none'),
-        (SeedlessReset, 'error', 'what it returns', 'need reset(*, seed=None, options=None), as gymnasium calls'),
+        (SeedlessReset, 'error', 'what it returns', 'got SeedlessReset.reset() of SeedlessReset, which takes no seed'),
         (WrongShape, 'error', 'what it returns', 'need'),
         (NotFinite, 'error', 'what it returns', 'got nan'),
         (Unseeded, 'LOOK', 'seed', 'the same seed and actions give other steps; draw from self.np_random'),

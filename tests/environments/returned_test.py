@@ -120,7 +120,7 @@ def test_refuses_a_reset_without_info(kind, wrong):
 
 @pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
 def test_refuses_a_reset_without_a_seed_at_once(make, caplog):
-    message = r"argument 'seed', of environment 0 \(WithoutSeed\); need reset\(\*, seed="
+    message = r'^got WithoutSeed.reset\(\) of environment 0 \(WithoutSeed\), which takes no seed; need reset\(\*, seed='
     environment = make(example_environments.WithoutSeed, 2, 0)
     with contextlib.closing(environment), pytest.raises(UserError, match=message):
         environment.reset()

@@ -19,7 +19,7 @@ from tflearn.core.errors import UserTypeError, UserValueError
 
 _DTYPE, _SHAPE = operator.attrgetter('dtype'), operator.attrgetter('shape')
 _FLOAT32 = np.dtype(np.float32)
-_RESET_ARGUMENTS = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
+_REFUSED = re.compile(r"(\S*reset\(\)) got an unexpected keyword argument '(seed|options)'")
 _STEP = '(observation, reward, terminated, truncated, info)'
 
 Gather = Callable[[Sequence[Any]], None]
@@ -226,10 +226,12 @@ def reset(environment: Any, origin: str, **seed: int | None) -> tuple[Any, Any]:
     try:
         result = environment.reset(**seed)
     except TypeError as error:
-        if not _RESET_ARGUMENTS.search(str(error)):
+        found = _REFUSED.search(str(error))
+        if found is None:
             raise
         raise UserTypeError(
-            f'got {error}, of {origin}; need reset(*, seed=None, options=None), as gymnasium calls it; add those'
+            f'got {found[1]} of {origin}, which takes no {found[2]}; need reset(*, seed=None, options=None), as '
+            'gymnasium calls it; add what is missing'
         ) from error
     return reset_result(result, origin)
 
