@@ -76,6 +76,14 @@ def test_the_program_shows_a_policy(tmp_path):
     assert re.fullmatch(r'returns: \d+, \d+', ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.filterwarnings('ignore')  # moviepy's own
+def test_one_video_of_each_episode(tmp_path):
+    pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
+    act(tmp_path, policy='random', num_episodes=2, video=str(tmp_path / 'videos'))
+    videos = sorted(path.name for path in (tmp_path / 'videos').iterdir())
+    assert videos == ['rl-video-episode-0.mp4', 'rl-video-episode-1.mp4']
+
+
 @pytest.mark.parametrize('keys', [(), ('--keys=left=0,right=1',)])
 def test_without_a_display_the_program_says_so_in_one_line(tmp_path, keys):
     flags = [f'--root_dir={tmp_path / "run"}', '--gin_file=dqn_cartpole', '--policy=random', *keys]

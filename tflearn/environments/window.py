@@ -32,6 +32,15 @@ def record(make_environment: EnvironmentFactory, folder: str) -> BatchedEnvironm
     return Stage(make_environment, folder, None).make(1, None)
 
 
+class _Episodes(RecordVideo):
+    """Records each episode, but not the reset after the last one."""
+
+    def close(self) -> None:
+        if len(self.recorded_frames) == 1:
+            self.recorded_frames, self.recording = [], False
+        super().close()
+
+
 class Stage:
     """Makes one environment that is shown in a window, or recorded.
 
@@ -73,7 +82,7 @@ class Stage:
 
     def _wrapped(self, environment: gymnasium.Env) -> gymnasium.Env:
         if self._folder is not None:
-            self._shown = RecordVideo(environment, self._folder, episode_trigger=lambda episode: True)
+            self._shown = _Episodes(environment, self._folder, episode_trigger=lambda episode: True)
             return self._shown
         self._shown = HumanRendering(environment)
         if self._fps:
