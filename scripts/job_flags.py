@@ -184,6 +184,12 @@ def check(of_run: bool = False) -> None:
     if of_run and not values.gin_file and not is_url(values.root_dir):
         run_dir = RunDir(values.root_dir)
         found = [str(path) for path in (run_dir.config, run_dir.objects) if path.exists()]
+        if not found and run_dir.policies.exists():
+            raise UserValueError(
+                f'got no --gin_file, and {run_dir.root} has no {run_dir.objects.name}, which tflearn.train writes if '
+                'all its objects can be imported: no lambda, and no function or class of the script itself (the log of '
+                'the run names the first one); need them in a module; or take tflearn.evaluate, or give --gin_file'
+            )
         values['gin_file'].value = next(iter(found), None)
     if not values.gin_file:
         runs = ', '.join(files.runs())

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import threading
 import typing
 
@@ -40,7 +41,8 @@ SMALL = {
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
-def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path):
+def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path, caplog):
+    caplog.set_level('INFO')
     seen = []
 
     def make_triggers(learner):
@@ -49,6 +51,7 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
     run = tflearn.train(**{**SMALL, 'learner_options': options}, root_dir=tmp_path, seed=1)
     assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
+    assert re.search(r'no .*/run.gin for tflearn-evaluate and tflearn play: got <function .*make_triggers', caplog.text)
     assert run.env_steps >= 50
     assert run.run_dir.root == tmp_path
     assert [step // 20 for step, _ in seen] == [1, 2, 3]  # some train steps are taken together
@@ -364,6 +367,9 @@ def test_programs_know_the_environment_and_the_conditions_of_a_run_of_objects(tm
     path.rename(tmp_path / 'other.gin')
     ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', '--policy=random', timeout=60)
     assert 'or a run in --root_dir that has its own' in ended.stderr
+    (tmp_path / 'policies').mkdir()
+    ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', '--policy=random', timeout=60)
+    assert f'got no --gin_file, and {tmp_path} has no run.gin, which tflearn.train writes if' in ended.stderr
     assert found == {
         'num_train_steps': 60, 'max_env_steps': 500, 'CollectOptions.max_env_steps': 7, 'target_return': 4.0,
         'Plateau.patience': 5,

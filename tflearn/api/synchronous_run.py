@@ -40,7 +40,7 @@ EVALUATION_SEED = 1_000_000
 
 
 @contextlib.contextmanager
-def _progress_logged() -> Iterator[None]:
+def progress_logged() -> Iterator[None]:
     """Logs what jobs report to stderr during the block, unless this is a notebook,
     or the program has set up its own logging. Nothing of the block is logged before or after it:
     absl would set up logging of its own.
@@ -70,7 +70,7 @@ def _is_progress(record: standard_logging.LogRecord) -> bool:
     return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')
 
 
-@_progress_logged()
+@progress_logged()
 def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
     """Runs both jobs with Python objects as arguments.
 
@@ -104,7 +104,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
         jobs.threads.submit(training).result()
 
 
-@_progress_logged()
+@progress_logged()
 def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> None:
     """Runs both jobs as a gin file configures them.
     What this process had bound with gin before is forgotten.

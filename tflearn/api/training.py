@@ -211,10 +211,12 @@ def _write_gin(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     run_dir.make()
     try:
         write_atomically(run_dir.objects, gin_text(arguments, evaluation).encode())
-    except UserTypeError:  # objects that no other process can import
+    except UserTypeError as error:  # objects that no other process can import
         if mode == 'processes':
-            raise
+            raise UserTypeError(f"{error}; or take mode='synchronous'") from None
         run_dir.objects.unlink(missing_ok=True)
+        with synchronous_run.progress_logged():
+            logging.info('no %s for tflearn-evaluate and tflearn play: %s', run_dir.objects, error)
 
 
 def _own_experience(make_agent: Any) -> Experience | None:
@@ -385,8 +387,7 @@ class GinText:
         if module == '__main__' or getattr(importlib.import_module(module), name, None) is not function:
             raise UserTypeError(
                 f'got {function!r} in {what} for several processes; need what they can import: functions and classes '
-                'of a module (not of the program itself), functools.partial of them, dataclasses, and literals; or '
-                "take mode='synchronous'"
+                'of a module (not of the program itself), functools.partial of them, dataclasses, and literals'
             )
         last = module.rpartition('.')[2]
         alias = last if last not in self._imports.values() else f'{last}_{len(self._imports)}'
