@@ -181,7 +181,7 @@ def check(of_run: bool = False) -> None:
       of_run: whether the run's own gin file is taken if there is no flag: for what acts in its environment.
     """
     values = flags.FLAGS
-    if of_run and not values.gin_file and not is_url(values.root_dir):
+    if not values.gin_file and values.root_dir and not is_url(values.root_dir):
         run_dir = RunDir(values.root_dir)
         found = [str(path) for path in (run_dir.config, run_dir.objects) if path.exists()]
         if not found and run_dir.policies.exists():
@@ -190,7 +190,8 @@ def check(of_run: bool = False) -> None:
                 'all its objects can be imported: no lambda, and no function or class of the script itself (the log of '
                 'the run names the first one); need them in a module; or take tflearn.evaluate, or give --gin_file'
             )
-        values['gin_file'].value = next(iter(found), None)
+        if of_run:
+            values['gin_file'].value = next(iter(found), None)
     if not values.gin_file:
         runs = ', '.join(files.runs())
         own = ', or a run in --root_dir that has its own (of Python objects, if those are of modules)' * of_run

@@ -368,7 +368,7 @@ def test_programs_know_the_environment_and_the_conditions_of_a_run_of_objects(tm
     ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', '--policy=random', timeout=60)
     assert 'or a run in --root_dir that has its own' in ended.stderr
     (tmp_path / 'policies').mkdir()
-    ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', '--policy=random', timeout=60)
+    ended = forks.run('scripts.evaluate', f'--root_dir={tmp_path}', timeout=60)
     assert f'got no --gin_file, and {tmp_path} has no run.gin, which tflearn.train writes if' in ended.stderr
     assert found == {
         'num_train_steps': 60, 'max_env_steps': 500, 'CollectOptions.max_env_steps': 7, 'target_return': 4.0,
