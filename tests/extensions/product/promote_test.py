@@ -362,7 +362,7 @@ def test_mistakes_are_one_line(tmp_path, flags, error):
 
 def test_episodes_without_probabilities_are_refused(publish, tmp_path):
     root = publish(tmp_path, 1)
-    specs = EnvironmentSpecs(arrays.spec(np.zeros((1, 4), np.float32)), arrays._action_spec(np.array([0, 1])))
+    specs = EnvironmentSpecs(arrays.spec(np.zeros((1, 4), np.float32)), arrays.action_spec(np.array([0, 1])))
     given = {'observation': np.zeros((9, 4), np.float32), 'action': np.ones(9, np.int64), 'reward': np.ones(9)}
     arrays.from_arrays(tmp_path / 'data', **given, specs=specs)
     ended = promote(root, '--candidate=1', f'--data={tmp_path}/data')
