@@ -93,10 +93,12 @@ def test_a_file_that_cannot_grow_ends_no_train_step(tmp_path, caplog):
         tf.summary.scalar('before', 1.0)
     (file,) = tmp_path.iterdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with summaries.recording(step):
-        tf.summary.scalar('lost', 1.0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        with summaries.recording(step):
+            tf.summary.scalar('lost', 1.0)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, limits[1]))
+    finally:  # of the whole process
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f'could not write summaries to {tmp_path}' in caplog.text
     with summaries.recording(step):
         tf.summary.scalar('after', 1.0)
