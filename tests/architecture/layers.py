@@ -83,7 +83,7 @@ MECHANISMS = {
 DOORS = {
     'reverb': ('tflearn/replay/reverb/library.py',),
     'valkey': ('tflearn/replay/valkey/library.py',),
-    'zstandard': ('tflearn/replay/valkey/library.py',),
+    'zstandard': ('tflearn/files/compression.py',),
     'gymnasium': ('tflearn/environments/', 'tflearn/extensions/games/', 'tflearn/extensions/tasks/'),
     'envpool': ('tflearn/environments/',),
     'jax': ('tflearn/extensions/tasks/', 'tflearn/learner/tpu_compiler.py'),

@@ -10,6 +10,7 @@ import zstandard
 from tests.testing.experiences import experience
 from tests.testing.replay import serving
 from tflearn.core.experience import Queue
+from tflearn.files import compression
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.valkey import library, server
@@ -28,7 +29,7 @@ def _check(served, monkeypatch):
     writer.insert([*images, noise], [(REPLAY,)] * 4, 1.0)
     with monkeypatch.context() as patched:  # a collector of an environment that was made for an older version
         patched.setitem(sys.modules, 'zstandard', None)
-        patched.setattr(library.extras, 'is_missing', lambda module: module == 'zstandard')
+        patched.setattr(compression.extras, 'is_missing', lambda module: module == 'zstandard')
         writer.insert(images[:1], [(REPLAY,)], 1.0)
         assert writer.flush(0, 10.0)
         served.server.checkpoint()
@@ -45,4 +46,4 @@ def _check(served, monkeypatch):
     assert np.array_equal([*itertools.chain.from_iterable(read)], items)
     claims_more = zstandard.compress(bytes(1 << 20))
     with pytest.raises(ValueError, match=f'another size than {noise.size} bytes'):
-        library.plain(claims_more, noise.size)
+        compression.plain(claims_more, noise.size)

@@ -184,7 +184,7 @@ class _Table:
     max_policy_lag: ClassVar[None] = None
     versions_ahead: ClassVar[None] = None
     episode_steps: ClassVar[None] = None
-    max_in_flight: ClassVar[None] = None
+    read_ahead: ClassVar[int] = 0  # it has what it draws from
 
     max_size: PositiveInt = 100_000
     min_size: PositiveInt = 1_000
@@ -287,6 +287,11 @@ class Queue:
     training: Iteration | Reuse | None = None
     episode_steps: PositiveInt | None = None
     max_in_flight: PositiveInt | None = None
+
+    @property
+    def read_ahead(self) -> int:
+        """How many items a learner reads ahead, see `max_in_flight`."""
+        return self.max_in_flight or self.max_size
 
     @property
     def iteration(self) -> Iteration | None:

@@ -155,14 +155,13 @@ class PeriodicSave:
     ):
         """See `PeriodicAction`; at least one interval. `strategy` is the one of the workers."""
         self._agreement, self._clock, self._secs = Agreement(strategy), clock, 0.0
-        self._reads_clock = every_secs is not None
         self._action = PeriodicAction(
             lambda _: save(), every_steps=every_steps, every_secs=every_secs, clock=lambda: self._secs
         )
 
     def __call__(self, before: int, after: int) -> bool:
         """Returns whether it saved for the train steps (before, after]."""
-        if self._reads_clock:
+        if self._action.phase is not None:
             # Each worker has a clock of its own, so the chief's counts. It is read once in each
             # call: a worker on which saving fails must not ask the others for the time.
             self._secs = self._agreement.of_chief(round(self._clock() * 1e6)) / 1e6

@@ -135,8 +135,7 @@ class QueueSource(Planned):
         replay = experience.replay
         self._storage, self._batch_size = storage, batch_size
         self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
-        most_ahead = replay.max_in_flight or replay.max_size
-        self._ahead = max(1, min(most_ahead, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
+        self._ahead = max(1, min(replay.read_ahead, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
         self._given = self._readers = Readers(
             [make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses]
@@ -144,8 +143,7 @@ class QueueSource(Planned):
         self.has_rounds = not any(reader.reads_ahead for reader in self._readers.each)
         self._max_policy_lag, self._episode_steps = replay.max_policy_lag, replay.episode_steps
         self._num_others = 0
-        reuse = replay.reuse
-        if reuse:
+        if reuse := replay.reuse:
             self.steps_per_batch = reuse.times * (1 + reuse.replay_proportion)
         self._plan = ReusePlan(reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
         self.max_draw_steps = _MAX_DRAW_STEPS

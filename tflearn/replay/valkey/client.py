@@ -16,6 +16,7 @@ from absl import logging
 from tflearn.core import waiting
 from tflearn.core.table_counts import TableCounts
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped, wait_until
+from tflearn.files import compression
 from tflearn.replay import backend
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import Storage
@@ -53,7 +54,7 @@ class Client(backend.Client):
         num_reads = max(1, min(_MAX_READS, at_most // count))
         with contextlib.closing(_Reader(self.address, table, count, num_reads)) as reader:
             while True:
-                items = [library.plain(item, math.prod(item_shape)) for item in reader.read()]
+                items = [compression.plain(item, math.prod(item_shape)) for item in reader.read()]
                 yield np.frombuffer(b''.join(items), np.uint8).reshape(-1, *item_shape)
 
     def scan(self, storage: Storage, table: str, timeout_secs: float, stop: threading.Event) -> list[np.ndarray]:
@@ -103,7 +104,7 @@ class _Writer(backend.Writer):
     def insert(self, items: Sequence[np.ndarray], tables: Sequence[Sequence[str]], priority: float) -> None:
         del priority  # the server draws nothing
         for item, names in zip(items, tables, strict=True):
-            self._waiting.append((','.join(names), library.packed_item(item)))
+            self._waiting.append((','.join(names), compression.packed(item)))
         with contextlib.suppress(Lost):  # the next flush reports it
             while self._advance(0.0):
                 pass

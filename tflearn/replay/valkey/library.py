@@ -1,4 +1,4 @@
-"""The only module that imports valkey and zstandard: connections whose errors are those of `backend`.
+"""The only module that imports the client library valkey: connections whose errors are those of `backend`.
 
 An address is 'valkey://host:port', or 'valkeys://host:port' over TLS; a '/number' behind it is a database other than 0.
 User, password and client certificate are never part of it. They come from the environment; without it the password of a
@@ -22,7 +22,6 @@ A call that was taken whole leaves its number for a minute: the next one, if it 
 
 import contextlib
 import json
-import math
 import os
 import pathlib
 import re
@@ -38,9 +37,10 @@ import tensorflow as tf
 import valkey
 from valkey import exceptions
 
-from tflearn.core import extras, tokens
+from tflearn.core import tokens
 from tflearn.core.errors import UserValueError
 from tflearn.core.table_counts import TableCounts
+from tflearn.files import compression
 from tflearn.replay.backend import Lost
 from tflearn.replay.storage import TableSpec
 
@@ -57,12 +57,6 @@ def entry_id(scanned: int, queued: int) -> str:
     return f'{_FIRST + scanned}-{queued + 1}'
 
 
-def counts(entry: bytes) -> tuple[int, int]:
-    """Returns the numbers of `entry_id`."""
-    scanned, queued = entry.split(b'-')
-    return int(scanned) - _FIRST, int(queued) - 1
-
-
 LIBRARY = f'#!lua name=tflearn\nlocal first = {_FIRST}\n' + (
     pathlib.Path(__file__).with_name('functions.lua').read_text(encoding='utf-8')
 )
@@ -74,7 +68,6 @@ LOCALHOST = '127.0.0.1'
 TLS = 'valkeys'
 _LOCAL_HOSTS = (LOCALHOST, 'localhost', '[::1]')
 _CONNECT_SECS, _READ_BYTES = 2.0, 1 << 18
-_COMPRESSED_BYTES, _LEVEL = 1 << 13, -1  # of zstd; small items are rows of numbers, which hardly shrink
 _TLS_ENDS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # of a server that dies
 
 
@@ -388,35 +381,12 @@ class Entry(NamedTuple):
     @property
     def numbers(self) -> tuple[int, int]:
         """How many items were inserted into the table that is scanned, and into the queue, with this one."""
-        return counts(self.id)
+        scanned, queued = self.id.split(b'-')
+        return int(scanned) - _FIRST, int(queued) - 1
 
     def array(self, shape: Sequence[int]) -> np.ndarray:
         """Returns the item, uint8."""
-        return np.frombuffer(plain(self.item, math.prod(shape)), np.uint8).reshape(shape)
-
-
-def packed_item(item: np.ndarray) -> memoryview:
-    """Returns the bytes of an item as they are sent and stored: compressed, but if it is small or noise."""
-    data = np.ascontiguousarray(item).data.cast('B')
-    # Without the package nothing is compressed: environments that were made for an older version go on.
-    if len(data) < _COMPRESSED_BYTES or extras.is_missing('zstandard'):
-        return data
-    import zstandard
-
-    compressed = zstandard.compress(data, _LEVEL)
-    return memoryview(compressed) if len(compressed) < len(data) else data
-
-
-def plain(item: bytes, num_bytes: int) -> bytes:
-    """Returns the `num_bytes` of an item: those of `packed_item`."""
-    if len(item) == num_bytes:
-        return item
-    with extras.needed_by('a replay whose writers compress'):
-        import zstandard
-    # The size that the bytes claim is what would be allocated.
-    if zstandard.frame_content_size(item) != num_bytes:
-        raise UserValueError(f'got an item of another size than {num_bytes} bytes; need those of one run on a server')
-    return zstandard.decompress(item)
+        return compression.unpacked(self.item, shape)
 
 
 def entries_of(answer: Any) -> list[Entry]:
