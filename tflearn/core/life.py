@@ -69,7 +69,9 @@ class Unanswered:
         """
         self.calls = 0
         self.asked: str | None = None
-        background.Thread(target=_watch, name='unanswered', args=(weakref.ref(self), warning)).start()
+        ended = threading.Event()
+        this = weakref.ref(self, lambda _: ended.set())
+        background.Thread(target=_watch, name='unanswered', args=(this, ended, warning)).start()
 
     def ask(self, whom: str) -> None:
         """Begins a call."""
@@ -83,15 +85,14 @@ class Unanswered:
         self.asked = None
 
 
-def _watch(watched: weakref.ref[Unanswered], warning: str) -> None:
+def _watch(watched: weakref.ref[Unanswered], ended: threading.Event, warning: str) -> None:
     polls, newest, due = 0, -1, _POLLS
     # The caller reads no clock: a call costs it these two attributes, and nothing more.
-    while (this := watched()) is not None:
+    while not ended.wait(_POLL_SECS) and (this := watched()) is not None:
         if this.asked is None or this.calls != newest:
             polls, newest, due = 0, this.calls, _POLLS
         elif polls >= due:
             logging.warning(warning, this.asked, polls * _POLL_SECS)
             due *= 2
         del this  # else it would live as long as the thread
-        threading.Event().wait(_POLL_SECS)
         polls += 1
