@@ -44,6 +44,7 @@ def test_new_image_replaces_the_old_one(tmp_path):
 def test_plots_take_the_memory_of_one_and_collect_no_garbage(tmp_path):
     """A garbage collection stops all threads: two thirds of the time of a plot in a process with TensorFlow."""
     collections, images = [], set()
+    gc.collect()  # what tests before this one have drawn
     gc.callbacks.append(lambda phase, info: collections.append(info['generation']))
     gc.disable()
     try:

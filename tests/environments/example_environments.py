@@ -1,6 +1,7 @@
 """gymnasium environments with known behaviour. They import no TensorFlow, since worker processes import them."""
 
 import fcntl
+import json
 import multiprocessing
 import os
 import pathlib
@@ -49,16 +50,29 @@ class TwoStates(gymnasium.Env):
         return self._state, float(action), ended and self._state == 1, ended, {}
 
 
-class SlowResets(TwoStates):
-    """Its reset takes `secs`."""
+class SlowResets(gymnasium.Wrapper):
+    """Resets take `secs`. A file beside `status` has the times that are in it before and after each of them."""
 
-    def __init__(self, secs: float):
-        super().__init__()
-        self._secs = secs
+    def __init__(self, secs: float, status: pathlib.Path, environment: gymnasium.Env | None = None):
+        super().__init__(environment or TwoStates())
+        self._secs, self._status = secs, status
 
-    def reset(self, **kwargs: Any) -> tuple[int, dict]:
+    def reset(self, **kwargs: Any) -> tuple[Any, dict]:
+        times = [self._reported_at()]
         threading.Event().wait(self._secs)
+        times.append(self._reported_at())
+        (self._status.parent / f'reset-{time.time_ns()}-{os.getpid()}').write_text(json.dumps(times))
         return super().reset(**kwargs)
+
+    def _reported_at(self) -> float:
+        return json.loads(self._status.read_text())['time'] if self._status.exists() else 0.0
+
+    @staticmethod
+    def reported_meanwhile(status: pathlib.Path, num_resets: int) -> bool:
+        """Returns whether `status` was written between the begin and the end of the first `num_resets`."""
+        first = sorted(status.parent.glob('reset-*'))[:num_resets]
+        begins, ends = zip(*(json.loads(path.read_text()) for path in first), strict=True)
+        return min(begins) < max(ends)
 
 
 class Switches(gymnasium.Env):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from gymnasium.wrappers import RecordVideo
 
 from tests import fakes
+from tests.environments.example_environments import SlowResets
 from tests.testing import example_policies, file_handles, written_summaries
 from tflearn.core import side_tasks
 from tflearn.core.types import specs_of
@@ -216,25 +217,17 @@ def test_a_version_that_cannot_be_kept_is_confirmed(run):
     assert run.join() == []
 
 
-class Slow(gymnasium.Wrapper):
-    """An environment whose reset takes 0.8 s."""
-
-    def reset(self, **kwargs):
-        threading.Event().wait(0.8)
-        return super().reset(**kwargs)
-
-
 def test_reports_while_its_environments_are_reset(run):
+    status = run.dir.status('evaluate')
+
     def make_environment(num_environments, seed):
-        return vector_env.in_process(lambda: Slow(gymnasium.make('CartPole-v1')), num_environments, seed)
+        slow = lambda: SlowResets(0.8, status, gymnasium.make('CartPole-v1'))  # noqa: E731
+        return vector_env.in_process(slow, num_environments, seed)
 
     run.export(0, FALLS)
     run.start(make_environment=make_environment, num_environments=4)
-    status, seen = (lambda: read_json(run.dir.status('evaluate')) or {}), []
-    while status().get('mean_return') is None:
-        seen += [status()['time']] if status().get('state') == 'running' else []
-        threading.Event().wait(0.05)
-    assert max(np.diff(seen)) < 2.7, 'it reports within the 3.2 s of a batched reset'
+    run.wait_for_evaluations(1)
+    assert SlowResets.reported_meanwhile(status, 4)
 
 
 def test_target_reached_twice_ends_training(run):
