@@ -65,7 +65,7 @@ class Run:
         except Exception as error:
             self.errors.append(error)
 
-    def join(self, timeout_secs=60.0):
+    def join(self, timeout_secs=240.0):
         self._thread.join(timeout_secs)
         assert not self._thread.is_alive()
         return self.errors

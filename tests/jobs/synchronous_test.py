@@ -154,7 +154,7 @@ def held_exports(monkeypatch, fails=False):
     def slow_publish(written, version):
         if version.name != '0':
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(240)
             if fails:
                 raise OSError('the disk is full')
         publish(written, version)
@@ -169,7 +169,7 @@ def test_stop_waits_for_unfinished_exports_and_a_request_ends_the_run(tmp_path, 
     stop = threading.Event()
     job = threading.Thread(target=run_synchronously, args=(tmp_path,), kwargs={'num_train_steps': 10**6, 'stop': stop})
     job.start()
-    assert begun.wait(60)
+    assert begun.wait(240)
     stop.set()
     run_dir = RunDir(tmp_path)
     job.join(1.0)

@@ -59,7 +59,7 @@ class Job:
         except Exception as error:
             self.error = error
 
-    def join(self, timeout_secs=120.0):
+    def join(self, timeout_secs=240.0):
         """Waits for the end; raises what the job raised."""
         self._thread.join(timeout_secs)
         assert not self._thread.is_alive(), 'the job did not end'
