@@ -140,26 +140,6 @@ def test_damped_noise_is_an_ornstein_uhlenbeck_process_of_each_episode(tmp_path)
             _agent(SPECS, exploration_damping=damping)
 
 
-@pytest.mark.slow
-def test_the_exported_policies_act_equally(tmp_path):
-    """The noise falls to 0 by a schedule, so that the collect policy repeats itself."""
-    agent = _agent(NESTED, exploration_noise=schedules.linear(0.3, 0.0, 1))
-    agent.train(example_data.sequences(agent, 4, 2))
-    agent.train(example_data.sequences(agent, 4, 2))
-    steps = zeros(NESTED.time_step, (3,))
-    expected = agent.policy.action(steps).action
-    assert tf.nest.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), expected) == tf.nest.map_structure(
-        lambda spec: (spec.dtype, spec.shape), NESTED.action
-    )
-    for name in ('policy', 'collect_policy'):
-        path = exporter.PolicyExporter(getattr(agent, name), tmp_path / name).export(2, {})
-        loaded = loader.load(path)
-        actions, _ = loaded.action(tf.nest.map_structure(lambda leaf: leaf.numpy(), steps), loaded.initial_state(3))
-        flat = zip(tf.nest.flatten(actions), tf.nest.flatten(expected), strict=True)
-        for mine, theirs in flat:
-            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
-
-
 @pytest.mark.parametrize('units', [(8,), (256, 256)])
 def test_the_export_of_a_vector_is_bit_equal(tmp_path, units):
     """`PolicyExporter` compares; TensorFlow fuses some layers in the one program and not in the other."""

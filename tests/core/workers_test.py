@@ -1,4 +1,4 @@
-"""Agreement and states of one process; multi_worker_test and killed_pretraining_test have two."""
+"""Agreement and states of one process; multi_worker_test and offline_workers_test have two."""
 
 import json
 import threading

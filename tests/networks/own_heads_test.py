@@ -8,9 +8,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.specs import tensor_spec
 
-import tflearn
 from tests.agents import example_data
-from tests.testing import lanes, plain_loader
+from tests.testing import lanes
 from tests.testing.algorithms import ALGORITHMS
 from tflearn.core.train_step import Draws, create_train_step
 from tflearn.core.types import EnvironmentSpecs, zeros
@@ -176,36 +175,6 @@ def test_algorithms_train_it(name, head):
     assert np.isfinite(info.loss) and len(policy) == 2
     for old, new in zip(before, policy, strict=True):
         assert (old != new.numpy()).any(), new.name
-
-
-@pytest.mark.slow
-def test_a_gin_file_names_one_and_its_policies_need_only_tensorflow(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / 'own.gin'
-    file.write_text("""
-from __gin__ import dynamic_registration
-from tflearn.core import experience
-from tflearn.jobs import evaluate
-from tflearn.jobs import train
-from tflearn.networks import networks
-from tflearn.networks import own_heads
-include 'sac_pendulum.gin'
-networks.NetworkOptions.make_head = @own_heads.mixture
-own_heads.mixture.num_components = 2
-networks.NetworkOptions.fc_layer_params = (8,)
-networks.NetworkOptions.activation = 'swish'
-experience.Uniform.min_size = 100
-train.StopConditions.num_train_steps = 20
-evaluate.evaluate.num_episodes = 1
-evaluate.evaluate.target_return = None
-""")
-    run = tflearn.train(str(file), root_dir='run', mode='synchronous')
-    policy = tflearn.load_policy(run.run_dir.root)
-    with plain_loader.started() as plain:
-        plain.load(policy.path)
-        for observation in np.float32([[1.0, 0.0, 0.5], [0.0, 1.0, -3.0]]):
-            found = plain.act({'observation': observation[np.newaxis]})['action'][0]
-            np.testing.assert_allclose(found, policy(observation), rtol=1e-5)
 
 
 def _of(distribution):

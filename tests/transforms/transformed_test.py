@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from tests import streams
 from tests.agents import example_data
-from tests.testing import jobs, replay, structured, written_summaries
+from tests.testing import replay, structured, written_summaries
 from tests.testing.jobs import small_run  # noqa: F401 - a fixture
 from tests.testing.replay import serve  # noqa: F401 - a fixture
 from tflearn.actors import exploration
@@ -25,10 +25,6 @@ from tflearn.core.types import EnvironmentSpecs
 from tflearn.core.waiting import Stopped
 from tflearn.environments import gymnasium_env, vector_env
 from tflearn.jobs.collect import collect
-from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.run import Run
-from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.networks.networks import NetworkOptions
 from tflearn.policies import exporter, loader, signatures
@@ -315,43 +311,3 @@ def test_a_restored_agent_continues_with_its_statistics(tmp_path):
     np.testing.assert_array_equal(*before)
     np.testing.assert_array_equal(*means)
     assert (means[0].numpy() != before[0]).all()
-
-
-@pytest.mark.slow
-def test_synchronous_job_continues_with_its_statistics(tmp_path):
-    run = jobs.SmallRun(tmp_path)
-    make_environment = functools.partial(gymnasium_env.make, 'CartPole-v1')
-    settings = {
-        'run_dir': run.dir,
-        'make_environment': make_environment,
-        'make_agent': functools.partial(
-            transformed.make_agent,
-            make_agent=functools.partial(dqn.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
-            transforms=[*STATISTICS_AND_STACK[:2], rewards.Scale(10.0)],
-        ),
-        'experience': Experience(
-            Slicing(sequence_length=3, history_steps=1), Uniform(max_size=500, min_size=20), BatchItems(4)
-        ),
-        'num_environments': 2,
-        'export_interval_steps': 20,
-        'summary_interval_steps': 10,
-        'exports': ExportOptions(('greedy_policy',)),
-        'seed': 1,
-    }
-    arguments = jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 20})
-    synchronous(**arguments)
-    histograms = written_summaries.histograms(run.dir.summaries('train'))
-    assert histograms['data/reward'][10][1] == 1.0
-    assert histograms['data/transformed_reward'][10][1] == 10.0
-    before = mean_of_observations(run)
-    arguments = jobs.job_arguments(synchronous, {**settings, 'num_train_steps': 21})
-    synchronous(**arguments)
-    after = mean_of_observations(run)
-    assert np.abs(before).max() > 0 and (before != after).any()
-    np.testing.assert_allclose(after, before, atol=0.2)  # one more step at the rate 0.1, not from 0 again
-    evaluate(
-        run=Run(run.dir, connect_timeout_secs=10.0),
-        make_environment=make_environment,
-        num_episodes=2,
-    )
-    assert run.dir.done_line()
