@@ -1,11 +1,7 @@
-"""Exported policies act as the live ones do, in programs that have neither tflearn nor TF-Agents."""
+"""Exported policies act as the live ones do, in each loader; tests/runs/conformance_test.py has TensorFlow alone."""
 
 import functools
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,11 +10,10 @@ from tf_agents.networks import sequential
 from tf_agents.policies import greedy_policy, policy_loader, q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
-from tf_agents.utils import common
 
 import tflearn
 from tests.testing import example_policies
-from tflearn.policies import converted, loader, signatures
+from tflearn.policies import converted, loader
 from tflearn.policies.exporter import PolicyExporter
 
 POLICIES = (
@@ -33,7 +28,6 @@ SIGNATURES = {
     'recurrent': ('distribution', 'q_values', 'get_initial_state'),
     'nested': ('distribution', 'q_values'),
 }
-DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
 
 
 @pytest.fixture(scope='module')
@@ -53,55 +47,6 @@ def exported(tmp_path_factory):
     return export
 
 
-@pytest.fixture(scope='module')
-def standalone_results(exported, tmp_path_factory):
-    """Runs every deterministic policy in a standalone program. Returns kind -> (live, its) actions."""
-    directory = tmp_path_factory.mktemp('standalone')
-    live = {}
-    for kind in DETERMINISTIC:
-        policy, folder = exported(kind)
-        (directory / kind).symlink_to(folder.parent)
-        leaves, time_steps = observations(policy, steps=4, batch_size=64)
-        np.savez(directory / kind / 'inputs.npz', **leaves)
-        live[kind] = [
-            live_actions(action, policy, time_steps) for action in (common.function(policy.action), policy.action)
-        ]
-    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    command = [sys.executable, pathlib.Path(__file__).with_name('standalone_program.py'), *DETERMINISTIC]
-    subprocess.run(command, cwd=directory, env=environment, check=True, timeout=120)
-    return {kind: (live[kind], np.load(directory / kind / 'outputs.npz')) for kind in DETERMINISTIC}
-
-
-def observations(policy, steps, batch_size):
-    """Returns flat observations by name, [T, B, ...], and the time steps made of them."""
-    time_steps = [example_policies.time_step(policy, batch_size, seed) for seed in range(steps)]
-    time_steps[0] = time_steps[0]._replace(step_type=np.zeros(batch_size, np.int32))
-    flat = [signatures.flat_dict({'observation': time_step.observation}) for time_step in time_steps]
-    return {name: np.stack([leaves[name] for leaves in flat]) for name in flat[0]}, time_steps
-
-
-def live_actions(action, policy, time_steps):
-    state = policy.get_initial_state(time_steps[0].step_type.shape[0])
-    actions = []
-    for time_step in time_steps:
-        step = action(tf.nest.map_structure(tf.constant, time_step), state)
-        state = step.state
-        actions.append(step.action.numpy())
-    return np.stack(actions)
-
-
-@pytest.mark.parametrize('kind', DETERMINISTIC)
-def test_standalone_program_gets_the_actions_of_the_live_policy(kind, standalone_results):
-    (compiled, eager), outputs = standalone_results[kind]
-    np.testing.assert_array_equal(outputs['actions'], compiled)
-    np.testing.assert_array_equal(outputs['served'], compiled)
-    if compiled.dtype.kind == 'i':
-        np.testing.assert_array_equal(compiled, eager)
-        assert len(np.unique(compiled)) > 1
-    else:
-        np.testing.assert_allclose(compiled, eager, atol=1e-6)
-
-
 @pytest.mark.parametrize('kind', POLICIES)
 def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, exported):
     policy, folder = exported(kind)
@@ -117,7 +62,7 @@ def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, exported):
         tf.nest.assert_same_structure(next_state, state)
 
 
-@pytest.mark.parametrize('kind', ['recurrent', 'greedy_actor', 'nested', 'with_info'])
+@pytest.mark.parametrize('kind', ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested', 'with_info'])
 def test_tf_agents_loads_an_export(kind, exported):
     """TF-Agents' loader reads the specs, and returns the live policy's actions."""
     policy, folder = exported(kind)
