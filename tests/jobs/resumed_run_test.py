@@ -120,6 +120,8 @@ def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(tmp_path, case, cap
         # Sixteen iterations of three items, each of eight steps, and no more; episodes that begin take rows of items.
         env_steps = read_json(RunDir(tmp_path / 'whole').train_result)['env_steps']
         assert 0 <= 16 * 24 + 2 - env_steps < 16 * 6
+        # Iterations of six train steps: checkpoints are within them, and the stopped run is resumed within one.
+        assert sorted(CheckpointFiles(RunDir(tmp_path / 'whole').checkpoints).numbers()) == [60, 80, 96]
     run_in_parts(case, tmp_path / 'parts', 33)
     assert 'restored' in caplog.text and 'exported already' not in caplog.text, 'which it is at each resume'
     assert_same(tmp_path / 'whole', tmp_path / 'parts')
