@@ -9,43 +9,15 @@ import sys
 import pytest
 
 import scripts
-from tests.testing import command_lines, console_programs, forks
+from tests.testing import console_programs, forks
 from tflearn.core.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
 
 
-def run(*arguments, cwd, job='train'):
-    """Runs a job's program; returns its exit code and what it wrote to stderr."""
-    ended = command_lines.run(job, *arguments, cwd=cwd, timeout=DEADLINE_SECS)
-    return ended.returncode, ended.stderr
-
-
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob('*'))
-
-
-def test_missing_gin_file_takes_one_line(tmp_path):
-    code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpol', cwd=tmp_path)
-    assert code == 2
-    assert stderr.startswith("tflearn-train: error: got gin_file='dqn_cartpol'; did you mean dqn_cartpole or ")
-    assert stderr.count('\n') == 1
-
-
-def test_unwritable_root_takes_one_line(tmp_path):
-    (tmp_path / 'file').write_text('not a folder')
-    code, stderr = run('--root_dir=file/run', '--gin_file=dqn_cartpole', cwd=tmp_path)
-    assert code == 2
-    assert stderr.startswith(f"tflearn-train: error: got root_dir='{tmp_path}/file/run', which cannot be written to")
-    assert stderr.count('\n') == 1
-
-
-def test_gin_syntax_error_takes_one_line(tmp_path):
-    code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.x=abc', cwd=tmp_path)
-    assert code == 2
-    assert stderr.startswith("tflearn-train: error: got 'train.x=abc' in --gin_bindings, which is no gin statement")
-    assert stderr.count('\n') == 1
 
 
 @pytest.mark.parametrize(
@@ -53,40 +25,13 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
     [
         (
             'train',
-            ['--gin_bindings=StopConditions.num_train_stpes=10'],
-            'got StopConditions.num_train_stpes in --gin_bindings, but train.StopConditions has no parameter '
-            "'num_train_stpes'; need a valid name: the nearest is StopConditions.num_train_steps",
-        ),
-        (
-            'train',
-            ['--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
-            "got name='CartPol-v1'; need a registered gymnasium environment",
-        ),
-        (
-            'train',
-            ['--coordinator_address=localhost:1', '--connect_timeout_secs=1'],
-            'timed out after ',
-        ),
-        (
-            'train',
             ['--strategy=mirrored:99', '--gin_bindings=train.Device.strategy="cpu"'],
             "got strategy='mirrored:99'; this machine has ",
-        ),
-        ('train', ['--strategy=gpus'], "got strategy='gpus'; need 'default', 'cpu', "),
-        (
-            'train',
-            ['--gin_bindings=train.Device.precision="float64"'],
-            'got train.Device.precision = ',
         ),
         (
             'evaluate',
             ['--gin_bindings=evaluate.num_episodes=0'],
             'got evaluate.num_episodes = 0 in --gin_bindings; need an integer of at least 1 [episodes]',
-        ),
-        (
-            'replay_server',
-            ['--gin_bindings=Uniform.max_size=0'],
-            'got Uniform.max_size = 0 in --gin_bindings; need an integer of at least 1',
         ),
         (
             'replay_server',
@@ -101,7 +46,7 @@ def test_user_errors_take_one_line(tmp_path, job, flags, message):
     log = tmp_path / 'log'
     code = forks.start(*console_programs.words(job), *flags, log=log, cwd=tmp_path).wait(DEADLINE_SECS)
     output = log.read_text()
-    assert code == (69 if message.startswith('timed out') else 2), output
+    assert code == 2, output
     assert output.splitlines()[-1].startswith(f'{console_programs.name(job)}: error: {message}')
     assert 'Traceback' not in output
     assert [name for name in files(tmp_path / 'run') if 'checkpoint' in name or 'policies' in name] == []

@@ -107,17 +107,6 @@ def test_a_run_through_the_program(installed, tmp_path):
     assert 'collect_1' in run_dir.log('collect_1').read_text().splitlines()[1]
 
 
-@pytest.mark.slow
-def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
-    ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', cwd=tmp_path, package='tflearn_scripts', path=installed)
-    assert ended.returncode == 0
-    command = RunDir(tmp_path / 'run').commands.read_text().splitlines()[1]
-    address = next(part for part in shlex.split(command) if part.startswith('--replay_address='))
-    host, _, port = address.partition('=')[2].partition(':')
-    assert host == 'localhost'
-    assert 1024 <= int(port) <= 65535
-
-
 def test_several_replay_servers_get_a_port_each(tmp_path):
     flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', '--num_collectors=2']
     ended = launch(*flags, '--render', cwd=tmp_path)
