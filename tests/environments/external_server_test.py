@@ -90,23 +90,6 @@ print(c.specs()['action']['high'], c.begin([3, 0]), c.step(1, [3, 1]), c.step(1,
 
 
 @pytest.mark.skipif(shutil.which('curl') is None, reason='needs curl')
-def test_plain_curl():
-    def curl(path, message):
-        url = f'{playing.environment.address}/v1/episodes{path}'
-        command = ['curl', '-sS', '--max-time', '30', url, '-d', message]
-        return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_SECS).stdout)
-
-    with Playing(make(1)) as playing:
-        begun = curl('', '{"observation": [1, 0]}')
-        assert begun == {'episode': begun['episode'], 'step': 0, 'action': 1}
-        path = f'/{begun["episode"]}/steps'
-        assert curl(path, '{"reward": 0.5, "observation": [1, 1]}') == {'step': 1, 'action': 2}
-        assert 'need a finite number' in curl(path, '{"reward": null, "observation": [1, 1]}')['error']
-        last = curl(path, '{"reward": 2, "observation": [1, 2], "terminated": true}')
-        assert last == {'steps': 2, 'return': 2.5}
-
-
-@pytest.mark.skipif(shutil.which('curl') is None, reason='needs curl')
 def test_the_commands_of_the_page():
     page = (ROOT / 'docs' / 'external-simulators.md').read_text(encoding='utf-8')
     commands, episode, found = re.findall('^curl .*$', page, re.MULTILINE), '', []

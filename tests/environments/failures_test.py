@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 
 from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
@@ -27,13 +25,6 @@ def test_a_step_between_failures_resets_the_count():
     failures.add([0], 'cause')
     with pytest.raises(RuntimeError, match='environment 1'):
         failures.add([1], 'cause')
-
-
-def test_each_is_logged_with_its_cause(caplog):
-    Failures(3).add([0, 2], 'no power')
-    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
-        (logging.WARNING, 'rebuilding environment 0, 2 (failure 1 in a row): no power')
-    ]
 
 
 def test_cause_is_the_error_and_its_traceback():

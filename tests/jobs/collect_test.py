@@ -205,19 +205,6 @@ def test_rejects_names_and_functions_of_other_types():
         EpisodeMetricsOptions(on_episode=3)
 
 
-def test_chooses_the_collectors_that_report_metrics():
-    assert CollectOptions().reports_metrics('collect_0')
-    assert not CollectOptions(report_metrics=False).reports_metrics('collect_0')
-    chosen = CollectOptions(report_metrics=('collect_0', 'collect_2'))
-    assert [chosen.reports_metrics(f'collect_{i}') for i in range(3)] == [True, False, True]
-
-
-def test_limits_episodes_per_version():
-    limit = VersionLimit(3, None)
-    assert [limit.update(1, episodes) for episodes in (0, 2, 3, 4)] == [False, False, True, True]
-    assert [limit.update(2, episodes) for episodes in (4, 6, 7)] == [False, False, True]
-
-
 def test_allows_versions_ahead():
     limit = VersionLimit(8, versions_ahead=1)
     assert [limit.update(5, count) for count in (0, 8, 15, 16)] == [False, False, False, True]
