@@ -279,6 +279,7 @@ def test_the_signature_takes_and_returns_the_state_by_names(exported):
         np.testing.assert_array_equal(answer['action'], action)
         state = {name: value for name, value in answer.items() if name != 'action'}
         assert state.keys() == dict(model.signatures['get_initial_state'](batch_size=tf.constant(BATCH))).keys()
+        assert _distance([state[name] for name in sorted(state)], nested) < 1e-5
 
 
 @lanes.classic  # tests/policies/converted_test.py has LSTMs in the current lane too
