@@ -12,6 +12,7 @@ from tests.api.training_test import SMALL
 from tests.testing import forks, jobs, lanes, warm_parents
 from tflearn.agents import ppo
 from tflearn.core.waiting import wait_until
+from tflearn.files.numbered import CheckpointFiles
 from tflearn.jobs.train_settings import Intervals
 from tflearn.optimization.optimizers import OptimizerOptions
 
@@ -86,27 +87,28 @@ run = tflearn.train(
 
 
 @lanes.classic
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_closes_the_environment_and_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path, number):
-    program, log = tmp_path / 'program.py', tmp_path / 'log'
+def test_signals_close_the_environment_and_save_checkpoints_and_the_same_call_goes_on(tmp_path):
+    program, log, run_dir = tmp_path / 'program.py', tmp_path / 'log', tflearn.RunDir(tmp_path / 'run')
     program.write_text(PROGRAM)
-    process = forks.start(str(program), 10**7, log=log, cwd=tmp_path)
-    try:
-        evaluated = lambda: re.search(r'train step [1-9]\d*: mean return', log.read_text())  # noqa: E731
-        wait_until(lambda: evaluated() or process.poll() is not None, 'an evaluation', 200)
-        process.send_signal(number)
-        code, output = process.wait(200), log.read_text()
-    finally:
-        process.kill()
-    assert code == -number or (number == signal.SIGINT and 'KeyboardInterrupt' in output)
-    assert re.findall(r'tflearn_0 closes with (\d+)', output) == ['0'], 'training closes its own before the last save'
-    run_dir = tflearn.RunDir(tmp_path / 'run')
-    steps = [int(path.stem.rpartition('-')[2]) for path in run_dir.checkpoints.glob('ckpt-*.index')]
-    assert max(steps) > 0, output
-    code = forks.start(str(program), max(steps) + 10, log=log, cwd=tmp_path).wait(200)
+    newest = 0
+    for num_saved, number in enumerate((signal.SIGINT, signal.SIGTERM)):
+        process = forks.start(str(program), 10**7, log=log, cwd=tmp_path)
+        try:
+            steps = lambda: map(int, re.findall(r'train step (\d+): mean return', log.read_text()))  # noqa: E731
+            wait_until(lambda: max(steps(), default=0) > newest or process.poll() is not None, 'an evaluation', 200)  # noqa: B023
+            process.send_signal(number)
+            code, output = process.wait(200), log.read_text()
+        finally:
+            process.kill()
+        assert code == -number or (number == signal.SIGINT and 'KeyboardInterrupt' in output)
+        closed = {*re.findall(r'tflearn_0 closes with (\d+)', output)}
+        assert closed == {str(num_saved)}, 'training closes its own before the last save'
+        before, newest = newest, max(CheckpointFiles(run_dir.checkpoints).numbers())
+        assert newest > before, output
+    code = forks.start(str(program), newest + 10, log=log, cwd=tmp_path).wait(200)
     output = log.read_text()
     assert code == 0, output
-    assert f'finished: num_train_steps {max(steps) + 10} reached' in output
+    assert f'finished: num_train_steps {newest + 10} reached' in output
     assert 'waiting for' not in output
 
 
