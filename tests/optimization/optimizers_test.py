@@ -198,13 +198,16 @@ def test_rows_of_an_embedding_are_clipped_as_one_gradient():
 @pytest.mark.parametrize('strategy', STRATEGIES)
 @pytest.mark.parametrize('clip_by', ['global_norm', 'value'])
 def test_statistics_are_written_where_summaries_are_recorded(tmp_path, strategy, clip_by):
-    problem = Problem(strategy, gradient_clipping=1.0, clip_by=clip_by, size=4)
+    rate = schedules.linear(1.0, 0.0, 4)
+    problem = Problem(strategy, gradient_clipping=1.0, clip_by=clip_by, size=4, learning_rate=rate)
+    problem.train_step.assign(1)
     writer = tf.summary.create_file_writer(str(tmp_path))
     with writer.as_default(step=7):
         problem.step()
     writer.close()
     found = {tag: max(values.values()) for tag, values in written_summaries.scalars(tmp_path).items()}
     clipped = _clipped(clip_by, 1.0)
+    assert found['gradients/it/learning_rate'] == pytest.approx(0.75)
     norm = lambda parts: np.sqrt(sum(np.sum(np.square(part)) for part in parts))  # noqa: E731
     assert found['gradients/it/norm'] == pytest.approx(norm(_gradients()), rel=1e-5)
     assert found['gradients/it/clipped_norm'] == pytest.approx(norm(clipped), rel=1e-5)
@@ -226,7 +229,7 @@ def test_units_that_are_never_active_have_no_gradient(tmp_path):
     never = np.all(active.numpy() == 0.0, axis=0).mean()
     norm, writer = tf.constant(1.0), tf.summary.create_file_writer(str(tmp_path))
     with writer.as_default():
-        optimizers.summarize('it', tf.constant(1, tf.int64), [bias], [tape.gradient(loss, bias)], norm, norm)
+        optimizers.summarize('it', tf.constant(1, tf.int64), norm, [bias], [tape.gradient(loss, bias)], norm, norm)
     writer.close()
     assert never == 3 / 8
     (share,) = written_summaries.scalars(tmp_path)['gradients/it/bias_0/zero_gradient_share'].values()

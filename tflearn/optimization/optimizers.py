@@ -37,7 +37,7 @@ class Optimizer(tf.Module):
     def __init__(
         self,
         options: 'OptimizerOptions',
-        keras: tf.keras.optimizers.Optimizer,
+        schedule: schedules.Schedule,
         train_step: tf.Variable,
         gradient_clipping: float | None,
         name: str,
@@ -46,8 +46,9 @@ class Optimizer(tf.Module):
     ):
         """See `OptimizerOptions.make`."""
         super().__init__(name)
-        self.keras = keras
-        self._train_step = train_step
+        make = options.kind if callable(options.kind) else _KINDS[options.kind]
+        self.keras = make(schedules.LearningRate(schedule), name=name, **(options.arguments or {}))
+        self._schedule, self._train_step = schedule, train_step
         self._gradient_clipping, self._clip_by = gradient_clipping, options.clip_by
         self._noise = GradientNoise(per_replica_batch_size)
         self._has_slots = False
@@ -118,7 +119,8 @@ class Optimizer(tf.Module):
         if histograms.is_recording():
             clipped_norm = tf.linalg.global_norm(clipped)
             step = self._train_step + 1  # agents count a step when it is done
-            summarize(self.name, step, variables, summed, norm, clipped_norm)
+            learning_rate = self._schedule(self._train_step)
+            summarize(self.name, step, learning_rate, variables, summed, norm, clipped_norm)
             self._summarize_noise(step, [gradient for gradient, _ in own], norm, half)
         if self.num_skipped is None and due is None:
             self._apply(clipped, variables)
@@ -312,27 +314,28 @@ class OptimizerOptions:
         in_float16 = tf.keras.mixed_precision.global_policy().compute_dtype == 'float16'
         last = per_replica_batch_size, LossScale() if in_float16 else None
         return {
-            name: Optimizer(self, self._keras(train_step, rate, name), train_step, bounds[name], name, *last)
+            name: Optimizer(self, _schedule(train_step, rate), train_step, bounds[name], name, *last)
             for name, rate in chosen.items()
             if rate is not None
         }
 
-    def _keras(self, train_step: tf.Variable, rate: Rate, name: str) -> tf.keras.optimizers.Optimizer:
-        # Of the train step, not of the optimizer's own count, which leaves out steps that are not
-        # due. A schedule even for a number: Keras would save a number in the checkpoint, and its
-        # restore would undo a change.
-        schedule = (lambda _: rate(train_step)) if callable(rate) else schedules.constant(rate)
-        try:
-            tf.cast(schedule(train_step), tf.float32)
-        except Exception as error:  # whatever a user's function raises
-            what = 'a learning_rate function that' if callable(rate) else f'learning_rate={rate!r}, which'
-            raise UserTypeError(
-                f'got {what} fails for a train step ({type(error).__name__}: {error}); need a number, or a function of '
-                'the train step (an int64 tensor) that returns a float32 tensor, such as '
-                'schedules.linear(3e-4, 0.0, 10_000)'
-            ) from error
-        make = self.kind if callable(self.kind) else _KINDS[self.kind]
-        return make(schedules.LearningRate(schedule), name=name, **(self.arguments or {}))
+
+def _schedule(train_step: tf.Variable, rate: Rate) -> schedules.Schedule:
+    """Returns the schedule of a learning rate, which is known to work for a train step."""
+    # Of the train step, not of the optimizer's own count, which leaves out steps that are not
+    # due. A schedule even for a number: Keras would save a number in the checkpoint, and its
+    # restore would undo a change.
+    schedule = (lambda _: rate(train_step)) if callable(rate) else schedules.constant(rate)
+    try:
+        tf.cast(schedule(train_step), tf.float32)
+    except Exception as error:  # whatever a user's function raises
+        what = 'a learning_rate function that' if callable(rate) else f'learning_rate={rate!r}, which'
+        raise UserTypeError(
+            f'got {what} fails for a train step ({type(error).__name__}: {error}); need a number, or a function of '
+            'the train step (an int64 tensor) that returns a float32 tensor, such as '
+            'schedules.linear(3e-4, 0.0, 10_000)'
+        ) from error
+    return schedule
 
 
 _DECAY = 0.9
@@ -348,12 +351,13 @@ def summarizes_halves() -> bool:
 def summarize(
     name: str,
     step: tf.Tensor,
+    learning_rate: tf.Tensor,
     variables: Sequence[tf.Variable],
     gradients: Sequence[tf.Tensor],
     norm: tf.Tensor,
     clipped_norm: tf.Tensor,
 ) -> None:
-    """Writes norms and histograms under `gradients/<name>/`.
+    """Writes the learning rate, norms and histograms under `gradients/<name>/`.
 
     Of each vector also the share of elements whose gradient is 0: for the bias of a layer with
     ReLU, these are the units that no example of the batch makes active.
@@ -361,12 +365,14 @@ def summarize(
     Args:
       name: the optimizer's name.
       step: int64 scalar, the train step.
+      learning_rate: scalar, that of this step.
       variables: the trained variables.
       gradients: the global batch's gradient of each variable, before clipping.
       norm: float32 scalar, global norm of `gradients`.
       clipped_norm: float32 scalar, global norm after clipping.
     """
     with tf.name_scope(f'gradients/{name}/'):  # the last slash makes the name absolute
+        tf.summary.scalar('learning_rate', learning_rate, step=step)
         tf.summary.scalar('norm', norm, step=step)
         tf.summary.scalar('clipped_norm', clipped_norm, step=step)
         names = [variable.name.replace(':', '_') for variable in variables]
