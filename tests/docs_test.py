@@ -214,6 +214,8 @@ def test_services_of_documents_are_programs_with_flags_that_are_there_and_stop_i
         given = dict(flag.removeprefix('--').split('=') for flag in flags)
         assert program.endswith('tflearn-serve') and given.keys() <= job_flags.GROUPS['serve'].keys() | {'root_dir'}
         assert float(given['lame_duck_secs']) + 5 < float(stop_secs)
+        assert given['metrics_port'] == '9100'
+    assert [unit['Service']['MemoryMax'] for unit in units] == ['4G'] and composed['policy']['mem_limit'] == '4g'
 
 
 def test_targets_of_programs_are_evaluated_before_the_last_train_step():

@@ -232,6 +232,10 @@ def test_pods_have_time_to_stop_volumes_and_no_rights():
             assert (mount['mountPath'], mount['subPath']) == ('/runs/My_Run', 'teams/rl')
     serve = container(made, 'serve')
     assert '--metrics_port=9100' in serve['args'] and serve['livenessProbe']['httpGet']['port'] == 'metrics'
+    ports = {each['name']: each['containerPort'] for each in serve['ports']}
+    assert {f'--port={ports["grpc"]}', f'--rest_port={ports["rest"]}'} <= {*serve['args']}
+    service = by_kind(made, 'Service', '-serve')['spec']['ports']
+    assert [(each['targetPort'], each['port']) for each in service] == [('grpc', 8500), ('rest', 8501)]
 
 
 def test_what_ends_a_run_keeps_its_directory():
@@ -285,6 +289,7 @@ PATCH = {
         },
     },
     'serve': {'container': {'resources': {'limits': {'memory': '3G'}}}},
+    'run': {'metadata': {'labels': {'kueue.x-k8s.io/priority-class': 'high'}}},
 }
 
 
@@ -292,13 +297,16 @@ def test_a_file_is_merged_into_pods(tmp_path):
     file = tmp_path / 'patch.json'
     file.write_text(yaml.safe_dump(PATCH))
     patched = places.read_options(
-        KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product']
+        KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product', 'queue=learners']
     )
     made, _ = manifests(patched)
     for template in templates(made).values():
         assert template['spec']['imagePullSecrets'] == [{'name': 'registry'}]
         assert template['spec']['containers'][0]['envFrom'] == [{'secretRef': {'name': 'keys'}}]
         assert template['metadata']['annotations']['team'] == 'rl'
+    jobset = by_kind(made, 'JobSet')['metadata']
+    assert jobset['labels']['kueue.x-k8s.io/priority-class'] == 'high' and jobset['labels']['tflearn/job'] == 'run'
+    assert jobset['labels']['kueue.x-k8s.io/queue-name'] == 'learners'
     train = templates(made)['train']['spec']
     assert train['nodeSelector'] == {'nvidia.com/gpu.product': 'nvidia-l4', 'zone': 'b'}
     assert [volume['name'] for volume in train['volumes']] == ['run', 'tls']
@@ -311,6 +319,7 @@ def test_a_file_is_merged_into_pods(tmp_path):
         ('[]', 'with no object; need'),
         ('{"trian": {}}', r'with trian; need \{KIND: .* of the kinds \*, train'),
         ('{"train": {"spec": {}}}', 'with train.spec; need'),
+        ('{"run": {"pod": {}}}', 'with run.pod; need .* or run, with metadata alone'),
         ('{"train": {"pod": []}}', 'with train.pod; need'),
     ):
         file.write_text(text)

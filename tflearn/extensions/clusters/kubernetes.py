@@ -41,6 +41,7 @@ _TPU_TOPOLOGY = 'cloud.google.com/gke-tpu-topology'
 _MAX_CONFIG_BYTES = 1_000_000
 _PATCHED = ('metadata', 'pod', 'container')
 _ALL_KINDS = '*'
+_GANG = 'run'  # the JobSet, which has metadata alone
 _TOKEN_VARIABLE = 'TFLEARN_COORDINATOR_TOKEN'
 
 
@@ -220,7 +221,7 @@ class _Run:
     def _servers(self) -> list[Manifest]:
         """Returns the servers of the exported policies."""
         words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
-        words += ['--metrics_port=9100', '--lame_duck_secs=10']
+        words += ['--rest_port=8501', '--metrics_port=9100', '--lame_duck_secs=10']
         pod = self._program_pod('serve', words, Resources(), ('serve', 'scraped'))
         made = self._made('serve', labels=self.labels('serve'), replicas=self._options.serve_replicas, pod=pod)
         return [*made, *self._monitor('serve'), *self._disruption('serve', most=1)]
@@ -270,13 +271,14 @@ class _Run:
         """Returns the JobSet of all jobs, but for collectors that an autoscaler counts."""
         options = self._options
         own = [kind for kind in self._template['names'] if kind != 'collect' or not options.max_collectors]
-        queued = {**self.labels('run'), 'kueue.x-k8s.io/queue-name': options.queue}
-        return self._made(
+        queued = {'kueue.x-k8s.io/queue-name': options.queue} if options.queue else {}
+        (gang,) = self._made(
             'gang',
             suspended=bool(options.queue) or None,
-            queue_labels=queued if options.queue else None,
+            labels=self.labels('run') | queued,
             jobs=[self._job(kind) for kind in own if self._topology.group(kind)],
         )
+        return [_merged(gang, self._patch.get(_GANG, {}))]
 
     def _job(self, kind: str) -> Manifest:
         """Returns the part of the JobSet for the jobs of a kind."""
@@ -467,14 +469,14 @@ def _read_patch(file: str, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
         words = ' '.join(str(error).split())
         raise UserValueError(f'got patch={file}, which cannot be read ({words}); need JSON or YAML') from error
     of_kinds = patch if isinstance(patch, dict) else {}
-    unknown = [str(kind) for kind in of_kinds if kind not in (_ALL_KINDS, *kinds)]
+    unknown = [str(kind) for kind in of_kinds if kind not in (_ALL_KINDS, _GANG, *kinds)]
     for kind, parts in of_kinds.items():
-        parts = parts if isinstance(parts, dict) else {'': None}
-        unknown += [f'{kind}.{key}' for key, value in parts.items() if key not in _PATCHED or type(value) is not dict]
+        parts, known = parts if isinstance(parts, dict) else {'': None}, _PATCHED[: 1 if kind == _GANG else None]
+        unknown += [f'{kind}.{key}' for key, value in parts.items() if key not in known or type(value) is not dict]
     if not isinstance(patch, dict) or unknown:
         raise UserValueError(
             f'got patch={file} with {", ".join(unknown) or "no object"}; need {{KIND: {{PART: {{...}}}}}} of the kinds '
-            f'{_ALL_KINDS}, {", ".join(kinds)} and the parts {", ".join(_PATCHED)}'
+            f'{_ALL_KINDS}, {", ".join(kinds)} and the parts {", ".join(_PATCHED)}; or {_GANG}, with metadata alone'
         )
     return patch
 
