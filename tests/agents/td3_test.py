@@ -80,7 +80,7 @@ def test_actor_and_targets_are_updated_each_second_step():
             new = zip(before[len(agent._actor.variables) :], _targets(agent), _trained(agent), strict=True)
             for old, target, trained in new:
                 np.testing.assert_allclose(target, 0.75 * old + 0.25 * trained, rtol=1e-5, atol=1e-7)
-    assert [int(agent._optimizers[name].iterations) for name in ('critic', 'actor')] == [4, 2]
+    assert [int(agent._optimizers[name].keras.iterations) for name in ('critic', 'actor')] == [4, 2]
 
 
 def _targets(agent):

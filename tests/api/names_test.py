@@ -61,7 +61,11 @@ def test_importing_it_loads_no_tensorflow():
 def test_its_first_use_prints_none_of_tensorflows_lines(monkeypatch):
     monkeypatch.delenv('TF_CPP_MIN_LOG_LEVEL', raising=False)
     devices = 'import tensorflow as tf; tf.config.list_logical_devices()'
-    for first in ('import tflearn; tflearn.train', 'from tflearn.agents import dqn; import tflearn; tflearn.train'):
+    for first in (
+        'import tflearn; tflearn.train',
+        'from tflearn.agents import dqn; import tflearn; tflearn.train',
+        'import tflearn; from tflearn.environments import gymnasium_env; tflearn.evaluate',
+    ):
         done = run('-c', f'{first}; {devices}')
         assert (done.returncode, done.stdout, done.stderr) == (0, '', ''), first
 

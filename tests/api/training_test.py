@@ -257,6 +257,11 @@ def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
         if isinstance(thread, background.Thread):
             thread.join(60.0)
             assert not thread.is_alive(), thread.name
+    assert read_json(tflearn.RunDir(tmp_path).status('evaluate'))['state'] == 'failed: no second one'
+    broken = functools.partial(gymnasium_env.make, 'NoSuch-v1')
+    with pytest.raises(ValueError, match='NoSuch'):
+        tflearn.train(**{**given, 'make_environment': broken}, root_dir=tmp_path / 'broken')
+    assert 'NoSuch' in read_json(tflearn.RunDir(tmp_path / 'broken').status('train'))['state']
     assert list(tflearn.RunDir(tmp_path).checkpoints.glob('ckpt-*.index')), 'a call that goes on begins with it'
 
 

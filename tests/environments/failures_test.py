@@ -13,6 +13,8 @@ def test_failures_in_a_row_are_limited(caplog):
     with pytest.raises(RuntimeError, match=message):
         failures.add([0], 'three\nTraceback')
     assert caplog.messages[-1] == 'environment 0 failed (3 in a row): three\nTraceback'
+    with pytest.raises(RuntimeError, match='the cause: got nan$'):  # which raised nothing
+        failures.add([0], 'got nan')
 
 
 def test_a_step_between_failures_resets_the_count():

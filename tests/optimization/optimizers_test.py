@@ -119,9 +119,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(strategy, bad):
     for a, b in zip(slots, problem.slots(), strict=True):
         assert (a == b).all() or a.dtype == np.int64
     assert problem.optimizer.num_skipped.numpy() == 1
-    assert problem.optimizer.iterations.numpy() == problem.train_step.numpy() == 2
+    assert problem.optimizer.keras.iterations.numpy() == problem.train_step.numpy() == 2
     straight.step()
-    straight.optimizer.iterations.assign_add(1)
+    straight.optimizer.keras.iterations.assign_add(1)
     for a, b in zip(straight.step(), problem.step(), strict=True):
         np.testing.assert_array_equal(a, b)
     assert problem.optimizer.num_skipped.numpy() == 1
@@ -145,12 +145,12 @@ def test_a_step_that_is_not_due_changes_nothing(strategy, skip_nonfinite):
         else:
             for a, b in zip(every.step(), after, strict=True):
                 np.testing.assert_array_equal(a, b)
-            assert second.optimizer.iterations.numpy() == step // 2
+            assert second.optimizer.keras.iterations.numpy() == step // 2
     if skip_nonfinite:
         before = second.step()
         after = second.step(np.full_like(ITEMS, np.nan))
         assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-        assert (second.optimizer.num_skipped.numpy(), second.optimizer.iterations.numpy()) == (1, 3)
+        assert (second.optimizer.num_skipped.numpy(), second.optimizer.keras.iterations.numpy()) == (1, 3)
 
 
 def test_the_learning_rate_follows_the_train_step():
@@ -168,7 +168,7 @@ def test_a_checkpoint_holds_slots_and_iterations(tmp_path):
             problem.step()
     path = tf.train.Checkpoint(o=first.optimizer, v=first.variables).save(str(tmp_path / 'ckpt'))
     tf.train.Checkpoint(o=second.optimizer, v=second.variables).restore(path).assert_consumed()
-    assert second.optimizer.iterations.numpy() == 3
+    assert second.optimizer.keras.iterations.numpy() == 3
     for a, b in zip(first.slots(), second.slots(), strict=True):
         np.testing.assert_array_equal(a, b)
     for a, b in zip(first.step(), second.step(), strict=True):

@@ -314,10 +314,10 @@ class _Played:
             self.dropped += int(np.count_nonzero(interrupted))
             self._dropped_in_a_row += interrupted
             if self._dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
-                cause = f': {newest_failure} (its traceback is' if newest_failure else ' (which is'
+                cause = f': {newest_failure}' if newest_failure else ' (which is in the log)'
                 raise RuntimeError(
                     f'got {self._dropped_in_a_row.max()} interrupted episodes in a row of environment '
-                    f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause{cause} in the log)'
+                    f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause{cause}'
                 )
         self.running = np.where((step_type == ts.StepType.MID) & (self.missing > 0), self._metrics.lengths, 0)
 

@@ -113,7 +113,8 @@ class Failures:
         Raises:
           RuntimeError: with the cause, if they have failed too often in a row.
         """
-        self._any, self.newest = True, cause.partition('\n')[0]
+        first, _, traceback = cause.partition('\n')
+        self._any, self.newest = True, f'{first} (its traceback is in the log)' if traceback else first
         for i in environments:
             self._in_a_row[i] += 1
         in_a_row = max(self._in_a_row[i] for i in environments)
@@ -122,7 +123,7 @@ class Failures:
             logging.error('%s failed (%d in a row): %s', names, in_a_row, cause)
             raise RuntimeError(
                 f'got {in_a_row} failures in a row of {names}; need one that can be made, reset and stepped; fix the '
-                f'cause: {self.newest} (its traceback is in the log)'
+                f'cause: {self.newest}'
             )
         self.num_rebuilt += len(environments)
         logging.warning('rebuilding %s (failure %d in a row): %s', names, in_a_row, cause)

@@ -141,6 +141,9 @@ def evaluate(
             _Evaluation(run, report, source, play, target, idle_timeout_secs).run()
         except Stopped:
             report.set_state('stopped')
+        except BaseException as error:
+            report.set_state(f'failed: {error}')
+            raise
 
 
 def _check(run: Run, options: EvaluateOptions, num_processes: int, builds_agent: bool) -> None:

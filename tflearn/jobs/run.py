@@ -61,10 +61,11 @@ class Run:
     connect_timeout_secs: float = 300.0
     stop_timeout_secs: float = 30.0
     hooks: Hooks = Hooks()
+    _statuses: dict[str, Status] = dataclasses.field(default_factory=dict)
 
     def status(self, name: str) -> Status:
-        """Returns the status of a job, to be updated."""
-        return Status(self.dir.status(name))
+        """Returns the status of a job, to be updated; each time the same one, with its metrics."""
+        return self._statuses.setdefault(name, Status(self.dir.status(name)))
 
     def is_done(self, more: str = '') -> bool:
         """Returns whether the run has reached its end, and logs it, with `more` behind."""

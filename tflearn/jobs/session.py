@@ -74,14 +74,17 @@ def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.
         machine.notices_watched(device.watches_maintenance, run.stop),
         workers.peer_failures(strategy),
         checkpoints.writable_run_dir(strategy, run.dir) as own_dir,
+        own_dir.own('train', run.stop),
     ):
+        run = dataclasses.replace(run, dir=own_dir)
+        status = run.status('train')
         try:
-            with own_dir.own('train', run.stop):
-                run = dataclasses.replace(run, dir=own_dir)
-                status = run.status('train')
-                yield run, strategy, lambda: status.update('stopped')
+            yield run, strategy, lambda: status.update('stopped')
         except Stopped:
             status.update('stopped')
+        except BaseException as error:
+            status.update(f'failed: {error}')
+            raise
 
 
 class Session:
@@ -248,17 +251,13 @@ class Session:
           PeerStopped: if another worker was asked to stop, or got an error of its data; the
             checkpoint is saved.
         """
-        try:
-            with self._monitored():
-                while not (reason := self._agree_on_stop_reason()):
-                    self._turn()
-                    if self._alone and wants_save(self._run.stop):
-                        self._learner.save()
-            self._collect_summaries.close()
-            self._end(reason)
-        except BaseException as error:
-            self._status.update(f'failed: {error}')
-            raise
+        with self._monitored():
+            while not (reason := self._agree_on_stop_reason()):
+                self._turn()
+                if self._alone and wants_save(self._run.stop):
+                    self._learner.save()
+        self._collect_summaries.close()
+        self._end(reason)
         workers.check_own_stop(reason, self._run.stop, self._learner.step)
 
     @contextlib.contextmanager

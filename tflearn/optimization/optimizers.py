@@ -29,7 +29,7 @@ class Optimizer(tf.Module):
     While summaries are recorded, it also writes statistics of the gradients.
 
     Attributes:
-      keras: the Keras optimizer, whose slots and iterations are in the checkpoint.
+      keras: the Keras optimizer, whose slots and iterations (the steps, with skipped ones) are in the checkpoint.
       num_skipped: int64, the number of steps whose gradients were not finite and were skipped; None
         if such steps are applied.
     """
@@ -60,11 +60,6 @@ class Optimizer(tf.Module):
     def learning_rate(self) -> tf.Variable:
         """float32 scalar, the learning rate of the last step."""
         return self.keras.learning_rate
-
-    @property
-    def iterations(self) -> tf.Variable:
-        """int64 scalar, the number of steps, including skipped ones."""
-        return self.keras.iterations
 
     def output_gradient(self, loss: tf.Tensor) -> tf.Tensor | None:
         """Returns `output_gradients` for `tape.gradient`:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests.testing import console_programs, forged
 from tflearn.extensions.experiments import checks
 from tflearn.files.run_dir import RunDir
+from tflearn.files.status import Status
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_nothing_looks_right_that_could_not_be_checked(run, tmp_path, capsys):
         tf.summary.scalar('train/loss', 1.0, 1)
     assert run(tmp_path) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head == f'{tmp_path}: no check could be made, all {len(checks.CHECKS)} are unknown'
+    assert head.startswith(f'{tmp_path}: no check could be made, all {len(checks.CHECKS)} are unknown: the run was too')
     assert [line.split()[0] for line in lines] == ['unknown'] * len(checks.CHECKS)
 
 
@@ -65,6 +66,14 @@ def test_programs_read_json_and_the_exit_status(run, bad_run, capsys):
     assert run('--json', '--strict', bad_run) == 1
     (findings,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each['check'] for each in findings if each['wrong']] == ['returns-flat', 'clipped-share']
+
+
+def test_of_a_run_that_failed_at_its_start_it_says_what_ended_it(run, tmp_path, capsys):
+    Status(RunDir(tmp_path).status('train')).update('failed: got no licence')
+    assert run(tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f'tflearn doctor: error: got {tmp_path} (failed: train got no licence) without event files')
+    assert line.endswith('; correct what ended it, and start it again')
 
 
 @pytest.mark.parametrize('arguments', [[], ['--jsn'], ['/nowhere/at/all']])

@@ -20,6 +20,7 @@ from tflearn.config import job_config
 from tflearn.extensions.experiments import report
 from tflearn.extensions.experiments.checks import Points
 from tflearn.files.run_dir import RunDir, write_json
+from tflearn.files.status import Status
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 MAX_BYTES = 5_000_000
@@ -178,9 +179,8 @@ def test_the_page_of_ten_runs_opens_in_chromium_without_an_error_or_a_request(re
 
 
 def test_the_list_of_a_folder(reported, tmp_path):
-    write_json(
-        RunDir(reported.folder / 'dead').status('train'), {'state': 'failed: no disk\n  In call to', 'time': 1.0}
-    )
+    # Of this process, which goes on as a notebook's does.
+    Status(RunDir(reported.folder / 'dead').status('train')).update('failed: no disk\n  In call to')
     half = RunDir(reported.folder / 'half')
     for name, state, when in (
         ('train', 'running', 1.0),

@@ -233,7 +233,10 @@ def summary(findings: Sequence[Finding]) -> str:
     """Returns in words how many checks look wrong of those that could be made."""
     made = [finding.wrong for finding in findings if finding.wrong is not None]
     if not made:
-        return f'no check could be made, all {len(findings)} are unknown'
+        return (
+            f'no check could be made, all {len(findings)} are unknown: the run was too short (a check needs '
+            f'{_LEAST_POINTS} points of a metric, one for each train.SummaryOptions.interval_steps train steps)'
+        )
     unknown = f'; {len(findings) - len(made)} are unknown' if len(made) < len(findings) else ''
     return f'{sum(made)} of {len(made)} checks look wrong{unknown}'
 

@@ -47,7 +47,9 @@ def _state(run_dir: RunDir, done: Mapping[str, Any], status: Mapping[str, Any], 
         return f'done: {done.get("reason", "no reason given")}'
     states = {name: str(each.get('state', '')) for name, each in status.items()}
     alive = [name for name, state in states.items() if state.startswith(('running', 'waiting', 'starting'))]
-    living = run_dir.living_jobs()
+    # A call of tflearn.train that failed in a notebook has ended, though its process lives.
+    ended = ('failed', 'stopped', 'finished')
+    living = [name for name in run_dir.living_jobs() if not states[name].startswith(ended)]
     if living or (alive and secs is not None and secs < _FRESH_SECS):
         others = [name for name in alive if name not in living and 'time' in status[name]]
         silent = [name for name in others if time.time() - float(status[name]['time']) >= _FRESH_SECS]

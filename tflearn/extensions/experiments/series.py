@@ -16,7 +16,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.util import tensor_util
 
 from tflearn.core.errors import UserValueError
-from tflearn.extensions.experiments import checks
+from tflearn.extensions.experiments import checks, overview
 from tflearn.extensions.experiments.checks import Points, Series
 from tflearn.files.run_dir import RunDir
 
@@ -35,9 +35,12 @@ def read(run_dir: RunDir) -> Series:
         raise UserValueError(f'got {run_dir.root}, which is no directory; need the --root_dir of a run')
     files = _files(run_dir)
     if not files:
+        state = overview.cells(run_dir)[0]
+        begun = run_dir.checkpoints.exists() and not state.startswith('failed')
         raise UserValueError(
-            f'got {run_dir.root} without event files in {run_dir.summaries(JOBS[0]).parent}; need the --root_dir of a '
-            'run with summaries; set train.SummaryOptions.interval_steps'
+            f'got {run_dir.root} ({state}) without event files in {run_dir.summaries(JOBS[0]).parent}; need the '
+            '--root_dir of a run that has trained with summaries; '
+            + ('set train.SummaryOptions.interval_steps' if begun else 'correct what ended it, and start it again')
         )
     found: dict[str, dict[int, tuple[float, float]]] = {}  # tag -> step -> (time, value)
     for tag, step, number, at in new_scalars(run_dir, files, {}):
