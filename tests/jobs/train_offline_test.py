@@ -167,11 +167,14 @@ def test_a_run_trains_and_exports(trained):
 def test_what_the_data_say_goes_with_the_policy_and_with_what_begins_with_it(trained, tmp_path):
     assert external.load(trained.policy('greedy_policy')).metadata['vocabularies'] == WORDS
     data_sets.write(tmp_path / 'decisions', 70)
-    write_json(tmp_path / 'decisions' / 'vocabularies.json', {'action': ['cup', 'pot', 'lid']})
+    write_json(tmp_path / 'decisions' / 'vocabularies.json', {'action': ['pot', 'cup']})
     initial = Initial(seed=3, policy=str(trained.policy('greedy_policy') / '20'))
-    second = train(tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
-    found = external.load(second.policy('greedy_policy')).metadata
-    assert found['vocabularies'] == {**WORDS, 'action': ['cup', 'pot', 'lid']}
+    second = functools.partial(train, tmp_path / 'second', tmp_path / 'decisions', num_steps=20, initial=initial)
+    with pytest.raises(ValueError, match="number 0 of the vocabulary of action is 'pot' in the first and 'cup' in the"):
+        second()
+    write_json(tmp_path / 'decisions' / 'vocabularies.json', {'action': WORDS['action']})
+    found = external.load(second().policy('greedy_policy')).metadata
+    assert found['vocabularies'] == WORDS
     assert found['missing'] == {'observation.age': -1.0}
     first = external.load(trained.policy('greedy_policy')).metadata['trained_on']
     paths = [str(tmp_path / 'decisions'), *(each['path'] for each in first)]

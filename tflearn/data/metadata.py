@@ -7,6 +7,7 @@ were made of.
 
 import functools
 import hashlib
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 import tflearn
+from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentFactory
 from tflearn.data import columns
 from tflearn.data.shards import find_shards
@@ -83,9 +85,32 @@ def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) 
 def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | None:
     """Returns the vocabularies of data sets, by the names of their categories,
     if all have the same.
+
+    Raises:
+      ValueError: if two of them have other numbers for the same texts.
     """
     first, *others = (read_json(directory / VOCABULARIES, dict[str, list[str]]) for directory in directories)
+    for directory, other in zip(directories[1:], others, strict=True):
+        check_words(directory, other or {}, directories[0], first or {})
+        check_words(directories[0], first or {}, directory, other or {})
     return first if all(other == first for other in others) else None
+
+
+def check_words(
+    data: pathlib.Path, words: Mapping[str, Sequence[str]], other: pathlib.Path, known: Mapping[str, Sequence[str]]
+) -> None:
+    """Raises ValueError if a number stands for another text in a data set
+    than in another one, or for a policy; `known` may have more.
+    """
+    for name in sorted(words.keys() & known.keys()):
+        for i, (word, meant) in enumerate(itertools.zip_longest(words[name], known[name][: len(words[name])])):
+            if word != meant:
+                theirs = 'not there' if meant is None else repr(meant)
+                raise UserValueError(
+                    f'got {data} and {other}: number {i} of the vocabulary of {name} is {word!r} in the first and '
+                    f'{theirs} in the second; need one vocabulary; import the log with --vocabularies=DIRECTORY of the '
+                    'other data, or of those that trained the policy'
+                )
 
 
 def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, Any]:
@@ -99,7 +124,10 @@ def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, A
 
 
 def kept(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
-    """Returns what a data set that is made of others states as they do."""
+    """Returns what a data set that is made of others states as they do;
+    raises ValueError if their vocabularies differ.
+    """
+    vocabularies(directories)
     found: dict[str, Any] = {key: stated(directories, key) for key in (STATED, MISSING)}
     return found | ({WEIGHED: True} if weighed(directories) else {})
 

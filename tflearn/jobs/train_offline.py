@@ -202,13 +202,15 @@ def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     before: dict[str, Any] = {}
     if initial.policy:
         before = read_json(versions.find(pathlib.Path(initial.policy)) / versions.METADATA, messages.Metadata) or {}
-    words = {**(before.get(versions.VOCABULARIES) or {}), **(metadata.vocabularies(directories) or {})}
+    known, found = before.get(versions.VOCABULARIES) or {}, metadata.vocabularies(directories) or {}
+    metadata.check_words(directories[0], found, pathlib.Path(initial.policy or ''), known)
+    words = {**known, **found}
     missing = {**(before.get(versions.MISSING) or {}), **metadata.stated(directories, metadata.MISSING)}
     # A policy that begins with another one has learned from the other's data too.
     trained_on = [*metadata.lineage(directories), *(before.get(metadata.TRAINED_ON) or [])]
     trained_on = list({each['digest']: each for each in reversed(trained_on)}.values())[::-1]
-    found = {versions.VOCABULARIES: words, versions.MISSING: missing}
-    return {metadata.TRAINED_ON: trained_on, **{key: value for key, value in found.items() if value}}
+    meanings = {versions.VOCABULARIES: words, versions.MISSING: missing}
+    return {metadata.TRAINED_ON: trained_on, **{key: value for key, value in meanings.items() if value}}
 
 
 class _FileSteps(Collectors):

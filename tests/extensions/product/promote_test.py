@@ -18,6 +18,7 @@ from tests.testing.served_policies import Publisher
 from tflearn.agents import linear_bandit
 from tflearn.agents.smoothing import Smoothing
 from tflearn.core import extensions
+from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.data import arrays, columns, conversion, metadata
@@ -25,7 +26,7 @@ from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.product import promotion
 from tflearn.extensions.product.data_evaluation import evaluate_on_data
 from tflearn.extensions.product.split import HELD_OUT, TRAIN, split
-from tflearn.files.run_dir import RunDir
+from tflearn.files.run_dir import RunDir, write_json
 from tflearn.policies import added_metadata, loader, states, versions
 from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.policies.exporter import PolicyExporter
@@ -122,12 +123,36 @@ def test_what_was_trained_on_the_data_is_refused(publish, data, tmp_path):
     columns.write_metadata(tmp_path / 'weighed', {metadata.WEIGHED: True})
     ended = promote(root, '--candidate=3', f'--data={tmp_path}/weighed', '--margin=0.1', *RANGE)
     assert ended.returncode == 2 and 'whose decisions are weighed by the delays' in ended.stderr
+    for part, is_seen in (('train', True), ('held_out', False)):
+        found, _ = evaluate_on_data(RunDir(root), [str(data / part)], {}, 'greedy_policy')
+        assert any('may have learned from these episodes' in each for each in found.warnings) == is_seen
     ended = promote(root, '--candidate=3', *judged)
     assert ended.returncode == 0 and 'incumbent the log' in ended.stdout and 'too good' not in ended.stdout
     trained_on('3', data / 'held_out')  # now of the incumbent: that makes it no easier
     ended = promote(root, '--candidate=1', *judged)
     assert ended.returncode == 0 and 'greedy_policy/3 was trained on data that may be among these' in ended.stdout
     assert 'its value is too good' in states.read(root / 'policies' / 'greedy_policy').history[-1]['why']
+
+
+def test_numbers_of_other_texts_are_refused(publish, data, tmp_path):
+    """A policy and data, or two data sets, whose vocabularies differ."""
+    root, words = publish(tmp_path, 1), ['cup', 'pot']
+    added_metadata.add(root / 'policies' / 'greedy_policy' / '1', vocabularies={'action': words})
+    others = {'same': words, 'other': words[::-1], 'more': [*words, 'lid']}
+    for name, found in others.items():
+        conversion.copy(Dataset([f'{data}/held_out']), tmp_path / name)
+        write_json(tmp_path / name / metadata.VOCABULARIES, {'action': found})
+    assert promote(root, '--candidate=1', f'--data={tmp_path}/same', '--margin=0.1', *RANGE).returncode == 0
+    differs = {'other': "number 0 of the vocabulary of action is 'pot' in the first and 'cup' in the second"}
+    differs['more'] = "number 2 of the vocabulary of action is 'lid' in the first and not there in the second"
+    for name, message in differs.items():
+        ended = promote(root, '--candidate=1', f'--data={tmp_path}/{name}', '--margin=0.1', *RANGE)
+        assert ended.returncode == 2 and f'got {tmp_path}/{name} and ' in ended.stderr and message in ended.stderr
+        with pytest.raises(UserValueError, match=message):
+            evaluate_on_data(RunDir(root), [f'{tmp_path}/{name}'], {}, 'greedy_policy')
+        with pytest.raises(UserValueError, match='need one vocabulary; import the log with --vocabularies=DIRECTORY'):
+            conversion.copy(Dataset([f'{tmp_path}/same', f'{tmp_path}/{name}']), tmp_path / 'merged')
+    assert not (tmp_path / 'merged').exists()
 
 
 def test_a_range_is_needed_and_each_decision_counts_once(publish, data, tmp_path):

@@ -26,7 +26,7 @@ from tflearn.extensions.product.linear_models import MAX_INPUTS
 from tflearn.extensions.product.scaled_log import GateOptions
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
-from tflearn.policies import signatures
+from tflearn.policies import signatures, versions
 from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
 from tflearn.policies.loader import LoadedPolicy
 
@@ -83,7 +83,7 @@ def evaluate_on_data(
     greatest = ope_options.greatest_weight or stated.get('greatest_weight')
     ranged = reward_range(ope_options, stated)
     ope_options = dataclasses.replace(ope_options, **ranged, greatest_weight=greatest, independent_slots=slots)
-    loaded.check(specs)
+    check_policy(loaded, specs, directories)
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, directories)))
     episodes, info = read(dataset, specs)
     recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, Served(epsilon, temperature))
@@ -100,9 +100,16 @@ def evaluate_on_data(
     served = Served(epsilon, temperature)
     shuffled = _shuffled(episodes, directories, specs, loaded, served, features, ope_options) if features else ()
     found = evaluation.evaluate(recorded, ope_options, _bounds(specs), shuffled)
+    warnings = []
     if unknown := reader.with_unknown(dataset).get(reader.UNKNOWN):
-        warning = f'no estimate or interval is about {unknown.num_episodes} more episodes, whose rewards are unknown'
-        found = dataclasses.replace(found, warnings=(*found.warnings, warning))
+        warnings.append(
+            f'no estimate or interval is about {unknown.num_episodes} more episodes, whose rewards are unknown'
+        )
+    if was_trained_on(loaded, metadata.lineage(directories)):
+        warnings.append(
+            'the policy may have learned from these episodes, so it looks better than it is; see tflearn data split'
+        )
+    found = dataclasses.replace(found, warnings=(*found.warnings, *warnings))
     facts = {
         'policy': str(loaded.path),
         'train_step': loaded.train_step,
@@ -122,6 +129,18 @@ def evidence(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
             'data that were joined without --weigh_delays'
         )
     return metadata.stated(directories)
+
+
+def check_policy(policy: LoadedPolicy, specs: EnvironmentSpecs, directories: Sequence[pathlib.Path]) -> None:
+    """Raises ValueError if a policy is of another environment than the data, or numbers texts in another way."""
+    words = metadata.vocabularies(directories) or {}
+    metadata.check_words(directories[0], words, policy.path, policy.metadata.get(versions.VOCABULARIES) or {})
+    policy.check(specs)
+
+
+def was_trained_on(policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether a policy may have learned from an episode of data sets, see `metadata.lineage`."""
+    return metadata.may_share_episodes(policy.metadata.get(metadata.TRAINED_ON) or [], used)
 
 
 def reward_range(options: OpeOptions | GateOptions, stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def judge(
     _check_clusters(reader)
     policies = {path: loader.load(path) for path in (candidate, incumbent) if path is not None}
     for policy in policies.values():
-        policy.check(specs)
+        data_evaluation.check_policy(policy, specs, reader.directories)
     used = metadata.lineage(reader.directories)
     _check_unseen(candidate, policies[candidate], used)
     stated = data_evaluation.evidence(reader.directories)
@@ -71,7 +71,7 @@ def judge(
     costs = [limit.name for limit in options.limits]
     log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs, options.greatest_weight)
     verdict = gate.judge(log, options)
-    if incumbent and _was_trained_on(policies[incumbent], used):
+    if incumbent and data_evaluation.was_trained_on(policies[incumbent], used):
         warning = f'{incumbent} was trained on data that may be among these: its value is too good'
         verdict = dataclasses.replace(verdict, warnings=(*verdict.warnings, warning))
     facts = {
@@ -95,13 +95,9 @@ def _ranged(limit: Limit, stated: Mapping[str, Any]) -> Limit:
     )
 
 
-def _was_trained_on(policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> bool:
-    return metadata.may_share_episodes(policy.metadata.get(metadata.TRAINED_ON) or [], used)
-
-
 def _check_unseen(path: pathlib.Path, policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError if a decision has trained the candidate, or would count twice."""
-    if _was_trained_on(policy, used):
+    if data_evaluation.was_trained_on(policy, used):
         raise UserValueError(
             f'got {path}, which was trained on data that may be among these; need episodes that it has never seen, see '
             'tflearn data split'
