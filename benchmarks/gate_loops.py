@@ -1,10 +1,11 @@
 """Loops of ten rounds in a small world: how often do they ever promote a policy that is worse by more than the margin?
 
 Each round logs decisions of what serves, with 30% random ones, and joins them with their outcomes by the loop's own
-join: what comes after the window, or is not known when the round ends, has no reward. Half of the decisions train a
-candidate, the other half judge it by `tflearn.extensions.product.gate`, with the round's share of the level, against
-what serves and against the best version so far, as `tflearn promote` does. A candidate that is not decided is judged
-further by all decisions of the next round, which trains another one once it is. All values are known exactly.
+join: what comes after the window, or is not known when the round ends, has no reward. Half of the decisions
+(`--held_out`) train a candidate, the other half (of `--held_out_rounds` rounds) judge it by
+`tflearn.extensions.product.gate`, with the round's share of the level, against what serves and against the best version
+so far, as `tflearn promote` does. A candidate that is not decided is judged further by all decisions of the next round,
+which trains another one once it is. All values are known exactly.
 
 - `learned`: the candidate has the highest estimated rewards; in every other round it is one of `worse`.
 - `worse`: the candidate is worse than what serves by the margin and a hundredth of it, in every round.
@@ -120,9 +121,11 @@ class Candidate:
         """Returns the candidate with more decisions."""
         return dataclasses.replace(self, parts=(*self.parts, (rows, logged)))
 
-    def judge(self, serving: np.ndarray, best: np.ndarray, compares_best: bool) -> tuple[str, bool, int | None]:
+    def judge(
+        self, serving: np.ndarray, best: np.ndarray, compares_best: bool, level: float
+    ) -> tuple[str, bool, int | None]:
         """Returns the outcome, whether it is proved to be better than the best one so far, and what is needed."""
-        options = GateOptions(margin=MARGIN, level=steps.Gate().level_of(self.number), low=0.0, high=1.0)
+        options = GateOptions(margin=MARGIN, level=level, low=0.0, high=1.0)
         rows, logged = (np.concatenate(each) for each in zip(*self.parts, strict=True))
         verdict = gate.judge(log_of(rows, logged, self.policy, best), options)
         is_better = verdict.difference.low > 0
@@ -138,8 +141,9 @@ def worse_by(world: World, policy: np.ndarray, loss: float) -> np.ndarray:
     return (1 - share) * policy + share * worst if 0 <= share <= 1 else policy
 
 
-def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counter[str]:
+def run(kind: str, seed: int, rounds: int, decisions: int, settings: steps.Gate) -> collections.Counter[str]:
     """Returns how often candidates of a loop were promoted, and how often these were worse by more than the margin."""
+    kept = collections.deque[tuple[np.ndarray, np.ndarray]](maxlen=settings.held_out_rounds)
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
     shape = CONTEXTS, ACTIONS
     world = World(rng, rng.uniform(0.1, 0.4, shape), WINDOW_SECS * rng.uniform(0.1, 1.5, shape))
@@ -155,7 +159,8 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
         closed = joined(rows, outcomes, 1.0 + number * decisions)
         mine, rows = np.isin(rows['id'], closed['id']), rows[len(closed) :]
         probabilities, logged = logged[mine], logged[len(closed) :]
-        held_out = closed['id'] * np.uint64(2654435761) % np.uint64(1 << 32) < 1 << 31
+        held_out = closed['id'] * np.uint64(2654435761) % np.uint64(1 << 32) < int(settings.held_out * (1 << 32))
+        kept.append((closed[held_out], probabilities[held_out]))
         train = closed[~held_out]
         np.add.at(totals, (0, train['context'], train['action']), train['reward'])
         np.add.at(totals, (1, train['context'], train['action']), 1.0)
@@ -165,10 +170,12 @@ def run(kind: str, seed: int, rounds: int, decisions: int) -> collections.Counte
                 policy = worse_by(world, serving, KINDS[kind] * MARGIN)
                 if kind == 'learned' and number % 2:
                     policy = np.eye(ACTIONS)[(totals[0] / np.maximum(totals[1], 1)).argmax(axis=1)]
-                judged.append(Candidate(number, policy).seen(closed[held_out], probabilities[held_out]))
+                judged.append(Candidate(number, policy, tuple(kept)))
             candidate = judged.pop()
-            outcome, is_better, needed = candidate.judge(serving, best, compares_best=kind != ALONE)
-            left = candidate.number + steps.Gate().max_rounds - 1 - number
+            outcome, is_better, needed = candidate.judge(
+                serving, best, kind != ALONE, settings.level_of(candidate.number)
+            )
+            left = candidate.number + settings.max_rounds - 1 - number
             waiting = candidate if needed is not None and needed <= left * decisions else None
             if outcome == 'passes':
                 value = world.value(candidate.policy)
@@ -189,9 +196,13 @@ def main() -> None:
     parser.add_argument('--loops', type=int, default=100, help='of each kind')
     parser.add_argument('--rounds', type=int, default=10)
     parser.add_argument('--decisions', type=int, default=20_000, help='of a round')
+    parser.add_argument('--held_out', type=float, default=0.5, help='the share for the gate')
+    parser.add_argument('--held_out_rounds', type=int, default=1, help='in which what is held out judges')
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS))
     parser.add_argument('--seed', type=int, default=0)
     options = parser.parse_args()
+    settings = steps.Gate(held_out=options.held_out, held_out_rounds=options.held_out_rounds)
+    rolling = f', {settings.held_out} held out for {settings.held_out_rounds}' if settings.held_out_rounds > 1 else ''
     found: dict[str, dict[str, int]] = command_line.kept(options.json)
     print(f'{options.loops} loops of {options.rounds} rounds of {options.decisions} decisions, margin {MARGIN}')
     print('| candidates | promoted | loops that promote what is worse by more than the margin than what serves '
@@ -199,10 +210,11 @@ def main() -> None:
     for kind in options.kinds:
         of = []
         for seed in range(options.seed, options.seed + options.loops):
-            key = f'{kind}, {options.rounds} rounds of {options.decisions}, seed {seed}'
+            key = f'{kind}, {options.rounds} rounds of {options.decisions}{rolling}, seed {seed}'
             if key not in found:
                 begun = time.monotonic()
-                found[key] = {name: int(n) for name, n in run(kind, seed, options.rounds, options.decisions).items()}
+                its = run(kind, seed, options.rounds, options.decisions, settings)
+                found[key] = {name: int(n) for name, n in its.items()}
                 command_line.write(options.json, found)
                 print(f'{key}: {time.monotonic() - begun:.1f} s', file=sys.stderr)
             of.append(found[key])

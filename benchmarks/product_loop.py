@@ -67,6 +67,7 @@ loop.Schedule.poll_secs = 0.5
 GATE = """@loop.Gate()
 loop.Gate.epsilon = {epsilon}
 loop.Gate.held_out = {held_out}
+loop.Gate.held_out_rounds = {rounds}
 loop.Gate.margin = {margin}"""
 NAMES = {'gated': 'with the gate', 'always': 'without the gate', 'frozen': 'the first policy'}
 
@@ -91,7 +92,9 @@ class Product:
             (folder / name).mkdir(parents=True)
         (folder / 'columns.toml').write_text(world.columns)
         bindings = [f'train.Initial.seed = {seed}', 'train.ExportOptions.policies = ("greedy_policy",)']
-        gate = GATE.format(epsilon=EPSILON, held_out=held_out, margin=world.margin) if held_out else 'None'
+        gate = 'None'
+        if held_out:
+            gate = GATE.format(epsilon=EPSILON, held_out=held_out, rounds=given.held_out_rounds, margin=world.margin)
         # A killed server loses the decisions of its last second.
         logged = given.decisions * (3 if given.kill else 4) // 4
         (folder / 'loop.gin').write_text(
@@ -296,7 +299,7 @@ def check_data(product: Product, given: argparse.Namespace) -> None:
         for name, share in (('later', 1), ('parts', given.held_out)):
             if (directory / name).exists():
                 split = ['split', f'--data={again}/joined', f'--share={share}', '--by=id', f'--output={again}/{name}']
-                commands.append([*split, *earlier])
+                commands.append([*split, f'--rounds={given.held_out_rounds}', *earlier])
         for command in commands:
             subprocess.run(
                 [sys.executable, '-m', 'scripts', 'data', *command], cwd=ROOT, check=True, capture_output=True
@@ -348,6 +351,7 @@ def main() -> None:
     parser.add_argument('--items', type=int, default=2_000, help='of the news page')
     parser.add_argument('--decisions', type=int, default=20_000, help='of a round, in requests of 100')
     parser.add_argument('--held_out', type=float, default=0.5, help='the share of new decisions for the gate')
+    parser.add_argument('--held_out_rounds', type=int, default=1, help='in which what is held out judges')
     parser.add_argument('--arms', nargs='+', choices=['gated', 'always'], default=['gated', 'always'], help='that run')
     parser.add_argument('--kill', action='store_true', help='one run, with the gate, whose programs are killed')
     parser.add_argument('--quick', action='store_true', help='one seed of three rounds')

@@ -8,6 +8,7 @@ server's files. Compared are greedy policies by their regret with the sessions o
 .venv/bin/python -m benchmarks.simulated_loops [--world=news] [--seeds=5] [--rounds=10] [--json=FILE]
 """
 
+import collections
 import dataclasses
 import itertools
 import sys
@@ -243,7 +244,7 @@ class Candidate:
     evidence: list[Log]
 
 
-def verdict(world: Any, candidate: Candidate, incumbent: Policy) -> gate.Verdict:
+def verdict(world: Any, candidate: Candidate, incumbent: Policy, level: float) -> gate.Verdict:
     """Returns what `tflearn promote` would say."""
     log, random = joined(candidate.evidence), 1 / world.choices
     greedy = [world.on_path(policy(log.seen), log.actions) for policy in (candidate.policy, incumbent)]
@@ -257,7 +258,6 @@ def verdict(world: Any, candidate: Candidate, incumbent: Policy) -> gate.Verdict
     rewards = np.zeros(log.actions.shape)
     rewards[:, -1] = np.clip(log.returns, *world.reward_range)
     low, high = world.reward_range
-    level = steps.Gate().level_of(candidate.number)
     return gate.judge(
         LoggedEpisodes(
             rewards,
@@ -272,36 +272,46 @@ def verdict(world: Any, candidate: Candidate, incumbent: Policy) -> gate.Verdict
     )
 
 
-def run(world: Any, seed: int, rounds: int, sessions: int, held_out: float) -> dict[str, list]:
-    """Returns the regret after each round, and which candidates were promoted; `held_out` 0 is no gate."""
-    random = np.random.default_rng(seed)
+def run(world: Any, seed: int, rounds: int, sessions: int, held_out: float, its_rounds: int) -> dict[str, list]:
+    """Returns the regret after each round, and which candidates were promoted; `held_out` 0 is no gate.
+
+    Args:
+      its_rounds: in how many rounds what is held out judges.
+    """
+    random, settings = np.random.default_rng(seed), steps.Gate(held_out_rounds=its_rounds)
     before = world.log(random, 1, 2 * sessions, None)
-    serving = best = world.train(before)  # the first one, before which there is none
+    # What judges, the newest last, and what of the round before does not yet train; with one round it does.
+    kept, trains = collections.deque[Log](maxlen=its_rounds), np.ones(2 * sessions, bool)
+    if its_rounds > 1:
+        trains = np.random.default_rng([seed, 1]).random(2 * sessions) >= held_out
+        kept.append(before.where(~trains))
+    serving = best = world.train(before.where(trains))  # the first one, before which there is none
     waiting: Candidate | None = None
     found: dict[str, list] = {'served': [world.regret(serving, 2)], 'promoted': [1], 'waits': [None]}
     for number in range(2, rounds + 1):
         new = world.log(random, number, sessions, serving)
         is_held_out = np.random.default_rng([seed, number]).random(sessions) < held_out
+        kept.append(new.where(is_held_out))
         promoted = None
         judged = [dataclasses.replace(waiting, evidence=[*waiting.evidence, new])] if waiting else []
         while not waiting or judged:
             if not judged:
-                policy = world.train(joined([before, new.where(~is_held_out)]))
-                judged.append(Candidate(number, policy, [new.where(is_held_out)]))
+                policy = world.train(joined([before.where(trains), new.where(~is_held_out)]))
+                judged.append(Candidate(number, policy, [*kept]))
             candidate, waiting = judged.pop(), None
             if held_out:
-                said = verdict(world, candidate, best)
+                said = verdict(world, candidate, best, settings.level_of(candidate.number))
                 is_best = said.difference.low > 0
                 if best is not serving and said.passes:
-                    said = verdict(world, candidate, serving)
-                left = (candidate.number + steps.Gate().max_rounds - 1 - number) * sessions
+                    said = verdict(world, candidate, serving, settings.level_of(candidate.number))
+                left = (candidate.number + settings.max_rounds - 1 - number) * sessions
                 waiting = candidate if said.needed is not None and said.needed <= left else None
             if not held_out or said.passes:
                 serving, promoted = candidate.policy, candidate.number
                 best = serving if not held_out or is_best else best
             if candidate.number == number:
                 break
-        before = new
+        before, trains = new, ~is_held_out | (its_rounds == 1)
         found['served'].append(world.regret(serving, number + 1))
         found['promoted'].append(promoted)
         found['waits'].append(waiting and waiting.number)
@@ -314,6 +324,7 @@ def main() -> None:
     parser.add_argument('--world', choices=['news', 'inlining'], default='news')
     parser.add_argument('--sessions', type=int, help='of a round; default: 20,000 readers, 4,000 programs')
     parser.add_argument('--held_out', type=float, nargs='+', default=[0.5], help='shares for the gate')
+    parser.add_argument('--held_out_rounds', type=int, default=1, help='in which what is held out judges')
     parser.add_argument('--margin', type=float, help="of the gate; default: the world's")
     parser.add_argument('--rounds', type=int, default=10)
     parser.add_argument('--seeds', type=int, default=5)
@@ -324,10 +335,12 @@ def main() -> None:
     found: dict[str, Any] = command_line.kept(options.json)
     regrets: dict[float, list] = {}
     for seed, share in itertools.product(range(1, options.seeds + 1), [0.0, *options.held_out]):
-        key = f'{options.world}, {sessions} sessions, {share} held out, margin {world.margin}, seed {seed}'
+        its_rounds = options.held_out_rounds if share else 1
+        held_out = f'{share} held out' + (f' for {its_rounds} rounds' if its_rounds > 1 else '')
+        key = f'{options.world}, {sessions} sessions, {held_out}, margin {world.margin}, seed {seed}'
         if key not in found:
             begun = time.monotonic()
-            found[key] = run(world, seed, options.rounds, sessions, share)
+            found[key] = run(world, seed, options.rounds, sessions, share, its_rounds)
             command_line.write(options.json, found)
             print(f'{key}: {time.monotonic() - begun:.1f} s', found[key], file=sys.stderr, flush=True)
         regrets.setdefault(share, []).append(found[key]['served'])

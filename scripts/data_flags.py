@@ -92,7 +92,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
         return record.convert(values.data, output, values.format, values.compress, **filters)
     if command == 'split':
         job_flags.make_local('earlier', values=values)
-        settings = values_of(values, 'share', 'by', 'compress')
+        settings = values_of(values, 'share', 'by', 'compress', 'rounds')
         settings['earlier'] = pathlib.Path(values.earlier) if values.earlier else None
         return extensions.load('split').split_files(values.data, output, settings, **filters)
     return record.copy(values.data, output, values.compress, **filters)

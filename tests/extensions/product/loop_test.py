@@ -74,6 +74,7 @@ def files(directory):
 
 
 def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
+    (folder / 'loop.gin').write_text(LOOP + '\nloop.Gate.held_out_rounds = 2\n')
     ended = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     serving = folder / 'serving' / 'policies' / 'greedy_policy'
@@ -97,9 +98,12 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert len(before) == 3 and files(rounds / '2') == before
     second = read_json(rounds / '2' / 'end.json')
     assert second['promoted'] and second['import']['steps'] == 601 and second['serves'] == 21
-    held_out = EpisodeReader(Dataset([str(rounds / '2' / 'parts' / 'held_out')])).episodes()
-    times = [episode['policy_info.time'][0] for episode in held_out]
-    assert len(times) > 20 and min(times) >= 1400, 'only what is new in the round is held out'
+    first_times, times = (
+        {episode['policy_info.time'][0] for episode in EpisodeReader(Dataset([str(path)])).episodes()}
+        for path in sorted(rounds.glob('[12]/parts/held_out'))
+    )
+    new = times - first_times
+    assert times > first_times and len(new) > 20 and min(new) >= 1400, 'what was held out stays so for another round'
     states = read_json(serving / 'states.json')
     assert [entry['version'] for entry in states['history']] == [20, 21]
     last = ended.stdout.splitlines()[-1]

@@ -102,7 +102,9 @@ def test_each_step_is_done_when_its_result_is_there(tmp_path, steps):
     assert not join.is_done()
     (tmp_path / '1' / 'joined').mkdir()
     split = next(of)
-    assert join.is_done() and not split.is_done()
+    assert join.is_done() and not split.is_done() and '--rounds=2' not in split.command
+    longer = dataclasses.replace(steps, gate=dataclasses.replace(steps.gate, held_out_rounds=2))
+    assert '--rounds=2' in [*longer.of(begun)][1].command
     (tmp_path / '1' / 'parts').mkdir()
     train = next(of)
     assert split.is_done() and not train.is_done() and f'--data={tmp_path}/1/parts/train' in train.command
@@ -121,6 +123,10 @@ def test_rounds_spend_the_level_of_the_loop(steps):
     spent = [1 - steps.gate.level_of(number) for number in range(1, 2_000)]
     assert spent[0] == pytest.approx(0.05 * 6 / np.pi**2) and spent == sorted(spent, reverse=True)
     assert 0.0499 < sum(spent) < 0.05
+    longer = dataclasses.replace(steps.gate, held_out_rounds=3)
+    assert 1 - longer.level_of(4) == pytest.approx(spent[3] / 16), 'what came of the verdicts of two rounds before'
+    with pytest.raises(ValueError, match="got held_out_rounds=3 with by='time'; need by='id'"):
+        dataclasses.replace(longer, by='time')
 
 
 OPEN = {'passes': False, 'outcome': 'not decided', 'needed': 1_600}

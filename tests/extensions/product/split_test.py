@@ -1,5 +1,6 @@
 """tflearn data split: whole episodes, by time or by name, and which data sets may share episodes."""
 
+import itertools
 import pathlib
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_by_a_column_all_of_a_user_are_on_one_side(data, tmp_path):
             {'share': 0.2, 'by': 'time', 'earlier': pathlib.Path('a')},
             "got earlier=a with by='time'; need by='id' with it",
         ),
+        ({'share': 0.2, 'by': 'time', 'rounds': 2}, "got rounds=2 with by='time'; need by='id' with it"),
     ],
 )
 def test_mistakes_are_refused(data, tmp_path, settings, error):
@@ -102,7 +104,7 @@ def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     old = tmp_path / 'old'
     conversion.copy(Dataset([str(data)], max_episodes=250), old)
     earlier = [episodes(part, 'reward') for part in parts(old, tmp_path / 'earlier', share=0.25)]
-    train, held_out = parts(data, tmp_path / 'later', share=0.25, earlier=tmp_path / 'earlier')
+    train, held_out = parts(data, tmp_path / 'later', share=0.25, earlier=tmp_path / 'earlier', rounds=3)
     held = set(episodes(held_out, 'reward'))
     assert held and not held & {*earlier[0], *earlier[1]} and earlier[1]
     assert held == set(episodes(parts(data, tmp_path / 'alone', share=0.25)[1], 'reward')) - set(earlier[1])
@@ -112,11 +114,29 @@ def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     train, nothing = parts(old, tmp_path / 'nothing', share=1.0, earlier=tmp_path / 'earlier')
     assert len(episodes(train, 'reward')) == 250 and not nothing.exists()
     train = tmp_path / 'later' / 'train'
-    # Nothing is new: the shares are those of the data alone.
+    # Nothing is new: the shares are those of the data alone. Earlier versions did not write how long.
+    np.save(tmp_path / 'earlier' / 'seen.npy', np.load(tmp_path / 'earlier' / 'seen.npy')[0])
     _, again = parts(old, tmp_path / 'again', share=0.25, earlier=tmp_path / 'earlier')
     assert episodes(again, 'reward') == earlier[1]
     ours, theirs, others = (metadata.lineage([path]) for path in (train, held_out, tmp_path / 'alone/held_out'))
     assert not metadata.may_share_episodes(ours, theirs) and metadata.may_share_episodes(ours, others)
+
+
+def test_an_episode_is_held_out_in_as_many_splits_as_stated_and_then_trained_on(data, tmp_path):
+    held = [set()]
+    for number, size in enumerate((150, 250, 330, EPISODES), 1):
+        conversion.copy(Dataset([str(data)], max_episodes=size), tmp_path / f'log{number}')
+        earlier = {'earlier': tmp_path / str(number - 1)} if number > 1 else {}
+        train, held_out = parts(tmp_path / f'log{number}', tmp_path / str(number), share=0.25, rounds=2, **earlier)
+        held.append(set(episodes(held_out, 'reward')))
+        assert sorted([*episodes(train, 'reward'), *held[-1]]) == list(range(size))
+    new = [now - before for before, now in itertools.pairwise(held)]
+    assert all(new) and not set.intersection(*new[:2]) and len(set.union(*new)) == sum(map(len, new)), 'each once'
+    assert held[1:] == [new[0], new[0] | new[1], new[1] | new[2], new[2] | new[3]]
+    _, later = parts(data, tmp_path / 'later', share=1.0, rounds=2, earlier=tmp_path / '3')
+    assert set(episodes(later, 'reward')) == set(range(330, EPISODES)), 'what was held out has judged'
+    _, held_out = parts(data, tmp_path / 'both', share=0.25, rounds=2, earlier=tmp_path / 'later')
+    assert set(episodes(held_out, 'reward')) == new[3], 'and the next one by those that the share takes'
 
 
 def test_a_cluster_is_held_out_as_a_whole_and_once(tmp_path):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import Range, checked
+from tflearn.core.settings import PositiveInt, Range, checked
 from tflearn.data import columns, metadata
 from tflearn.data.conversion import new_directory
 from tflearn.data.reader import Dataset, EpisodeReader, find_directories, with_unknown
@@ -26,7 +26,8 @@ TRAIN, HELD_OUT = 'train', 'held_out'
 TIME, ID = 'time', 'id'
 _TIMES, _CLUSTER = 'policy_info.time', 'policy_info.cluster'
 _IDS = _CLUSTER, 'policy_info.episode', 'policy_info.id'
-_SEEN = 'seen.npy'  # the numbers of all names that this split and those before it had
+# Of this split and those before it: the numbers of all names, and in how many more splits each may be held out, [2, N].
+_SEEN = 'seen.npy'
 
 
 def split_files(paths: Sequence[str], output: pathlib.Path, settings: Mapping[str, Any], **filters: Any) -> str:
@@ -42,6 +43,7 @@ def split(
     by: str = ID,
     compress: bool = False,
     earlier: pathlib.Path | None = None,
+    rounds: PositiveInt = 1,
 ) -> str:
     """Writes the data sets `output`/train and `output`/held_out.
 
@@ -57,16 +59,19 @@ def split(
       compress: compress the files with gzip.
       earlier: an earlier split, for data that grow: what it or those before it had, held out or not, is trained on
         now, so that only names that no policy has seen are held out. If there are none of these, it plays no part.
+      rounds: with 'id', in how many splits, each the `earlier` of the next one, an episode is held out before it is
+        trained on.
 
     Returns:
       The numbers of episodes and steps of both, and their shares, in lines.
 
     Raises:
       ValueError: if the data have no such column, a part would be empty, a cluster would be in both, the directory
-        exists, or `earlier` is no split, or is given with another `by` than 'id'.
+        exists, or `earlier` is no split, or it or `rounds` is given with another `by` than 'id'.
     """
-    if earlier and by != ID:
-        raise UserValueError(f'got earlier={earlier} with by={by!r}; need by={ID!r} with it')
+    if (earlier or rounds > 1) and by != ID:
+        given = f'earlier={earlier}' if earlier else f'rounds={rounds}'
+        raise UserValueError(f'got {given} with by={by!r}; need by={ID!r} with it')
     if share == 1 and not earlier:
         raise UserValueError('got share=1 without earlier; need a share below 1, or an earlier split')
     readers = with_unknown(dataset)
@@ -75,14 +80,16 @@ def split(
     column = _column(by, {column.name for column in reader.columns})
     facts = {'by': by, 'share': share, 'from': metadata.lineage(reader.directories)}
     begin, hashed = _begin(reader, share) if by == TIME else math.nan, _Hashes(column)
-    seen, new = np.zeros(0), set[float]()
+    seen, new = np.zeros((2, 0)), set[float]()
     if earlier:
         parts = find_directories(Dataset([str(earlier / part) for part in (TRAIN, HELD_OUT)]))
         facts['earlier'] = [each['digest'] for each in metadata.lineage(parts)]
         if _column(by, {each.name for each in columns.read_columns(parts[0])}) != column:
             raise UserValueError(f'got {parts[0]} without {column}; need a split of data that have it')
         seen = _seen(earlier)
-        new = _numbers(dataset, column, share) - set(seen[seen < share].tolist())
+        # A share of 1 holds out nothing that was seen.
+        done = seen[0, (seen[1] == 0) | (share == 1)]
+        new = _numbers(dataset, column, share) - set(done.tolist())
     numbers, clusters = list[float](), (set[int](), set[int]())
 
     def is_held_out(record: bytes, episode: Any) -> bool:
@@ -98,7 +105,8 @@ def split(
     def finish(begun: pathlib.Path) -> None:
         if both := clusters[0] & clusters[1]:
             raise UserValueError(f'got by={by!r}, which puts {len(both)} clusters in both parts; need by={ID!r}')
-        np.save(begun / _SEEN, np.union1d(seen, numbers))
+        held_out = new if new or share == 1 else {number for number in numbers if number < share}
+        np.save(begun / _SEEN, _seen_after(seen, numbers, held_out, rounds))
 
     totals = _write(readers, output, facts, compress, column, is_held_out, finish)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
@@ -181,9 +189,19 @@ def _numbers(dataset: Dataset, column: str, share: float) -> set[float]:
 
 def _seen(earlier: pathlib.Path) -> np.ndarray:
     try:
-        return np.asarray(np.load(earlier / _SEEN))
+        found = np.asarray(np.load(earlier / _SEEN))
     except (OSError, ValueError) as error:
         raise UserValueError(f'got earlier={earlier} ({error}); need what tflearn data split has written') from error
+    # Earlier versions wrote the numbers alone.
+    return found if found.ndim == 2 else np.stack([found, np.zeros(len(found))])
+
+
+def _seen_after(seen: np.ndarray, numbers: Collection[float], held_out: Collection[float], rounds: int) -> np.ndarray:
+    """Returns what was seen after a split of `numbers`, of which `held_out` are held out."""
+    names = np.union1d(seen[0], [*numbers])
+    left = (rounds - 1.0) * np.isin(names, [*held_out])
+    left[np.isin(names, seen[0])] = np.maximum(seen[1] - 1, 0)
+    return np.stack([names, left])
 
 
 class _Hashes:

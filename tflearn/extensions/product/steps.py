@@ -285,6 +285,9 @@ class Gate:
       held_out: the share of episodes that are held out.
       by: which episodes these are: by 'id' a share of those that are new in a round, so that no policy was trained on
         them; the next round trains on them too.
+      held_out_rounds: in how many rounds an episode that is held out judges, its own included, before it is trained on.
+        With more of them a smaller share is enough, and of the newest episodes as many train as of those before. Each
+        candidate is judged at a quarter of its level for each round more. This needs `by` = 'id'.
       margin: how much worse than what serves it may be, in the unit of the reward.
       level: the confidence level of all rounds together: one minus it is the probability that a loop ever promotes a
         policy that is worse by the margin. Round k has 6 / (pi k)^2 of that, which sums up to all of it.
@@ -300,6 +303,7 @@ class Gate:
 
     held_out: Annotated[float, Range(above=0, below=1)] = 0.2
     by: str = 'id'
+    held_out_rounds: PositiveInt = 1
     margin: NonNegativeFloat = 0.0
     level: Annotated[float, Range(least=0.5, below=1)] = 0.95
     gamma: Fraction = 1.0
@@ -309,9 +313,16 @@ class Gate:
     max_rounds: PositiveInt = 10
     limits: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        if self.held_out_rounds > 1 and self.by != _ID:
+            raise UserValueError(f'got held_out_rounds={self.held_out_rounds} with by={self.by!r}; need by={_ID!r}')
+
     def level_of(self, number: int) -> float:
         """Returns the confidence level of the candidate of this round, counted from 1."""
-        return 1 - (1 - self.level) * 6 / (math.pi * number) ** 2
+        # An episode that has judged candidates before had a part in this one, by their verdicts only: each changes
+        # nothing, what waits, what serves, or also what is the best one. All that can come of them share the level.
+        outcomes = 4 ** (self.held_out_rounds - 1)
+        return 1 - (1 - self.level) * 6 / (math.pi * number) ** 2 / outcomes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,6 +395,8 @@ class Steps:
         output = begun.directory / name
         options = [f'--share={share:g}', f'--by={self.gate.by}']
         earlier = (begun.other(begun.number - 1).directory / each for each in (_PARTS, _LATER))
+        if self.gate.held_out_rounds > 1:
+            options.append(f'--rounds={self.gate.held_out_rounds}')
         if self.gate.by == _ID and (path := next((each for each in earlier if each.exists()), None)):
             options.append(f'--earlier={path}')
         data = f'--data={begun.directory / "joined"}'
