@@ -179,7 +179,7 @@ def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
     words = {
         'action': ['cup', 'pot'],
         'observation.home-country': ['de', 'fr', 'true'],
-        'observation.seen': ['cup', 'lid', 'pot'],
+        'observation.seen': ['12', 'cup', 'pot'],
     }
     about = {'train_step': 1, 'vocabularies': words, 'missing': {'observation.age': -0.5}}
     (path / 'metadata.json').write_text(json.dumps(about))
@@ -187,7 +187,7 @@ def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
     def row(country, age, seen):
         return {'observation_home_country': country, 'observation_age': age, 'observation_seen': seen}
 
-    rows = [row('fr', None, ['pot', None]), row('xx', 34, ['jug', 'cup']), row(None, 1.5, [None, None])]
+    rows = [row('fr', None, ['pot', None]), row('xx', 34, ['jug', '12']), row(None, 1.5, [None, None])]
     need = [
         {'country': 2, 'age': -0.5, 'seen': [3, 0]},
         {'country': 0, 'age': 34, 'seen': [0, 1]},
@@ -200,6 +200,10 @@ def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
         assert (code, answer['outputs']['country'], answer['outputs']['age']) == (200, [2, 0, 0], [-0.5, 34, 1.5])
         code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [row('de', 'old', ['cup', 'lid'])]})
         assert (code, answer) == (400, {'error': 'got a text in observation_age; need float32'})
+        for seen in ([12, 1], [1, None]):
+            code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [row('de', 1, seen)]})
+            assert code == 400 and 'got a number in observation_seen, a category whose texts are' in answer['error']
+            assert answer['error'].endswith('need the text: "12", "cup", "pot"')
         flags = [row(flag, 1, ['cup', 'lid']) for flag in (True, False)]
         code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': flags})
         assert (code, [each['country'] for each in answer['predictions']]) == (200, [3, 0])

@@ -3,6 +3,8 @@ JSON in rows ("instances") or columns ("inputs"), and back.
 """
 
 import base64
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,9 +82,19 @@ def to_array(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning | 
     Args:
       meaning: what texts and nulls are, where the dtype is one of numbers.
     """
-    wanted = np.dtype(dtype.as_numpy_dtype)
+    wanted, meaning = np.dtype(dtype.as_numpy_dtype), meaning or Meaning()
+    if (
+        meaning.are_numbers
+        and dtype.is_integer
+        and any(type(value) in (int, float) for value in values.ravel().tolist())
+    ):
+        known = ', '.join(json.dumps(text) for text in itertools.islice(meaning.numbers, 3))
+        raise InvalidRequest(
+            f'got a number in {name}, a category whose texts are numbers, so 1 may be the text or its place in the '
+            f'vocabulary; need the text: {known}'
+        )
     if values.dtype.kind in 'Ob' and (wanted.kind not in 'Ob' or None in values.ravel().tolist()):
-        values = _understood(name, values, dtype, meaning or Meaning())
+        values = _understood(name, values, dtype, meaning)
     if values.size and values.dtype.kind not in _KINDS[wanted.kind]:
         raise InvalidRequest(f'got {name} of {values.dtype}; need {dtype.name}')
     if dtype.is_integer and values.size and not dtype.min <= values.min() <= values.max() <= dtype.max:

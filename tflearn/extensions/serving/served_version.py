@@ -109,10 +109,12 @@ class Meaning(NamedTuple):
     Attributes:
       numbers: those of a category's texts; all others are 0.
       missing: the number of a null; None if there is none.
+      are_numbers: whether a text of `numbers` is a number itself, such as that of an hour.
     """
 
     numbers: Mapping[str, int] = types.MappingProxyType({})
     missing: float | None = None
+    are_numbers: bool = False
 
 
 class Signature:
@@ -325,7 +327,8 @@ def _meanings(vocabularies: Mapping[str, Sequence[str]], missing: Mapping[str, f
     """
     found = {name: Meaning(missing=number) for name, number in missing.items()}
     for name, words in vocabularies.items():
-        found[name] = Meaning({word: number for number, word in enumerate(words, 1)}, 0)
+        numbers = {word: number for number, word in enumerate(words, 1)}
+        found[name] = Meaning(numbers, 0, any(map(str.isdecimal, words)))
     return {next(each for each, _ in signatures.flat({name: None})): meaning for name, meaning in found.items()}
 
 
