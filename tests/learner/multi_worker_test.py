@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from tests.learner import position_program, worker_program
-from tests.testing import forks
+from tests.testing import forks, written_summaries
 from tflearn.core.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
-from tflearn.learner.learner import Learner
+from tflearn.learner.learner import Learner, LearnerOptions
 
 DEADLINE_SECS = 240
+NOISE = '_optimizer|_noise|averages'
 
 
 class Cluster:
@@ -70,16 +71,36 @@ class Cluster:
 
 def _alone(directory, first_step):
     """Takes the next 20 train steps in this process, with the global batch; returns their values."""
-    agent = worker_program.make_agent()
-    with Learner(agent, worker_program.dataset_fn(first_step, None), RunDir(directory)) as learner:
+    agent, options = worker_program.make_agent(), LearnerOptions(summaries=worker_program.SUMMARIES)
+    with Learner(agent, worker_program.dataset_fn(first_step, None), RunDir(directory), options=options) as learner:
         assert learner.step == first_step
         learner.run(worker_program.NUM_STEPS)
     return worker_program.values_of(agent)
 
 
+def _assert_same_summaries(several, alone):
+    """The chief has written norms and histograms of the global batch's gradients, in each summary once."""
+    several, alone = (RunDir(each).summaries('train') for each in (several, alone))
+    for read, tolerance in ((written_summaries.scalars, 1e-3), (written_summaries.histograms, 1e-2)):
+        found, expected = (
+            {tag: read(each)[tag] for tag in read(each) if _is_compared(tag)} for each in (several, alone)
+        )
+        # Keras numbers the layers of a process: their names differ, and their order does not.
+        for tag, steps, others in zip(expected, found.values(), expected.values(), strict=True):
+            assert steps.keys() == others.keys() == {10, 20}, tag
+            assert all(steps[step] == pytest.approx(others[step], rel=tolerance, abs=1e-5) for step in steps), tag
+        assert read is written_summaries.histograms or {'gradients/dqn/norm'} < found.keys()
+
+
+def _is_compared(tag):
+    return tag.startswith('gradients/') and tag != 'gradients/dqn/noise_scale'
+
+
 def _assert_near(values, others, **tolerance):
     assert values.keys() == others.keys()
     for name, value in values.items():
+        if name == NOISE and tolerance['rtol']:
+            continue  # one process estimates it by halves of a batch, several replicas by theirs
         np.testing.assert_allclose(value, others[name], err_msg=name, **tolerance)
 
 
@@ -90,6 +111,7 @@ def test_two_workers_equal_one_process_also_resumed_and_when_one_dies_the_other_
     assert [fact['difference'] for fact in facts] == [0.0, 0.0]
     _assert_near(chief, other, rtol=0, atol=0)
     _assert_near(chief, _alone(tmp_path / 'one', 0), rtol=1e-3, atol=1e-5)
+    _assert_same_summaries(tmp_path / 'two', tmp_path / 'one')
     assert 'worker 1 of 2' in (tmp_path / 'two' / '1.log').read_text()
     assert (
         '2 replica(s) fed by 2 input pipeline(s), 1 each; batch 4 per replica, 8 global; worker 0 of 2, the chief'
@@ -119,6 +141,7 @@ def test_two_workers_in_xla_equal_one_process(tmp_path):
     assert [fact['step'] for fact in facts] == [20, 20]
     _assert_near(chief, other, rtol=0, atol=0)
     _assert_near(chief, _alone(tmp_path / 'one', 0), rtol=1e-3, atol=1e-5)
+    _assert_same_summaries(tmp_path / 'two', tmp_path / 'one')
     assert 'Compiled cluster using XLA' in (tmp_path / 'two' / '0.log').read_text()
 
 

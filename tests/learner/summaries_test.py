@@ -9,6 +9,7 @@ from tests.agents import example_data
 from tests.testing import written_summaries
 from tests.testing.algorithms import ALGORITHMS, names
 from tflearn.agents import dqn
+from tflearn.core import summary_tensors
 from tflearn.core.train_step import create_train_step
 from tflearn.learner.summaries import Profile, StepSummaries, Summaries, SummaryOptions, SummarySources
 
@@ -110,15 +111,15 @@ def test_nothing_is_written_while_the_disk_is_full(tmp_path, monkeypatch, caplog
     summaries.write(10, {'loss': 1.0})
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=0))
-    assert summaries.next_step(10) is None
+    assert not summaries.can_record()
     summaries.write(20, {'loss': 2.0})
     summaries.write_text(20, 'config', 'text')
     monkeypatch.undo()
-    assert summaries.next_step(20) == 30
+    assert summaries.can_record()
     summaries.write(30, {'loss': 3.0})
     summaries.close()
     assert written_summaries.scalars(tmp_path)['train/loss'] == {10: 1.0, 30: 3.0}
-    assert caplog.text.count('no summaries are written while the disk') == 1
+    assert caplog.text.count('bytes free on its disk; need them; make room') == 1
 
 
 # The summaries of a train step for every agent; train_loop_test.py tests them through the Learner.
@@ -130,11 +131,26 @@ def _write(directory, agent, data, info, options):
     with tf.distribute.get_strategy().scope():
         step_summaries = StepSummaries(agent, options)
     step_summaries.prepare()
-    summaries = Summaries(directory, options)
-    with summaries.recording(agent.train_step_counter):
-        tf.function(step_summaries, autograph=False)(data, info)
+    _, histograms = _summarized(directory, step_summaries, data, info)
+    return {tag: found for tag, found in histograms.items() if not tag.startswith('layers/')}
+
+
+def _summarized(directory, step, *args):
+    """Calls a compiled step that is summarized; returns the scalars and histograms that are in the event file."""
+
+    def collected():
+        with summary_tensors.collecting() as found:
+            step(*args)
+        return found
+
+    summaries = Summaries(directory)
+    found = tf.function(collected, autograph=False)()
+    summaries.write_tags(0, {tag: each.numpy() for tag, each in found.items()})
     summaries.close()
-    return {tag: found for tag, found in written_summaries.histograms(directory).items() if 'layers/' not in tag}
+    return (
+        {tag: values[0] for tag, values in written_summaries.scalars(directory).items()},
+        written_summaries.histograms(directory),
+    )
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -207,17 +223,15 @@ def test_writes_only_available_and_requested_histograms(tmp_path):
 )
 def test_a_summarized_train_step_writes_what_the_losses_are_made_of(tmp_path, name, own):
     """Of rows that count: the first sequence begins with one between two episodes."""
-    agent, summaries, length = ALGORITHMS[name].make(), Summaries(tmp_path), ALGORITHMS[name].length
+    agent, length, extra = ALGORITHMS[name].make(), ALGORITHMS[name].length, {}
     data = example_data.sequences(agent, 6, length)
     following = data.next_step_type.numpy()
     following[0, 0] = 0
     data = data._replace(next_step_type=tf.constant(following))
-    with summaries.recording(agent.train_step_counter):
-        info = agent.train(data)
-    summaries.close()
-    found = {tag: values[1] for tag, values in written_summaries.histograms(tmp_path).items()}
+    _, histograms = _summarized(tmp_path, lambda: extra.update(agent.train(data).extra))
+    found = {tag: values[0] for tag, values in histograms.items()}
     rows = {tag.removeprefix('rows/'): values for tag, values in found.items() if tag.startswith('rows/')}
-    assert own <= rows.keys() and not any('shown' in tag for tag in (*found, *info.extra))
+    assert own <= rows.keys() and not any('shown' in tag for tag in (*found, *extra))
     counts = {tag: (6 * (length - 1) - 1) * (2 if tag == 'q_value' else 1) for tag in rows}
     assert {tag: values[2] for tag, values in rows.items()} == counts
 
@@ -231,18 +245,15 @@ def test_writes_the_outputs_of_layers_that_a_train_step_has_computed(tmp_path):
             variable.assign(
                 tf.concat([tf.fill((*variable.shape[:-1], 2), -100.0), tf.ones((*variable.shape[:-1], 6))], -1)
             )
-    summaries, write = Summaries(tmp_path), StepSummaries(agent, SummaryOptions())
+    summarize = StepSummaries(agent, SummaryOptions())
 
     def step(data):
         agent.train(data)
-        write(data, {})
+        summarize(data, {})
 
-    with summaries.recording(agent.train_step_counter):
-        tf.function(step, autograph=False)(data)
-    summaries.close()
-    found = {tag: values[1] for tag, values in written_summaries.histograms(tmp_path).items() if 'layers/' in tag}
-    dead = {tag: values[1] for tag, values in written_summaries.scalars(tmp_path).items() if 'dead_units' in tag}
-    assert set(dead.values()) == {0.25}
+    scalars, histograms = _summarized(tmp_path, step, data)
+    found = {tag for tag in histograms if tag.startswith('layers/')}
+    assert {value for tag, value in scalars.items() if tag.endswith('/dead_units')} == {0.25}
     assert len(found) == 3 * 2, 'a hidden layer and the last one of the actor and of each critic'
 
 

@@ -27,12 +27,14 @@ from tflearn.core.workers import ReplicaConsistency, named_variables
 from tflearn.files.run_dir import RunDir
 from tflearn.learner import checkpoints
 from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.learner.triggers import PeriodicAction, PeriodicSave
 from tflearn.networks.networks import NetworkOptions
 
 GLOBAL_BATCH_SIZE = 8
 NUM_STEPS, STEPS_PER_CALL = 20, 4
+SUMMARIES = SummaryOptions(10)
 SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),
     tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'),
@@ -95,6 +97,7 @@ def main(directory, event):
             options = LearnerOptions(
                 checkpoint_interval_steps=None,
                 checkpoint_interval_secs=1e-6,  # after each call
+                summaries=SUMMARIES,
                 loop=LoopOptions(jit_compile=event == 'xla' or 'auto'),
             )
             learner = Learner(agent, dataset_fn(0, stuck_at), run_dir, strategy=strategy, options=options)

@@ -154,11 +154,17 @@ def test_same_numbers_as_without(tmp_path, monkeypatch, make, counts):
 
 
 def test_summarized_steps_are_taken_without(tmp_path):
-    agent, source = _dqn()
-    learner = _learner(tmp_path, agent, source, SummaryOptions(interval_steps=10), jit_compile=True)
-    assert learner.run(35).num_steps == learner.step == 35
-    learner.close()
-    scalars = written_summaries.scalars(RunDir(tmp_path).summaries('train'))
+    found = {}
+    for jit_compile in (False, True):
+        agent, source = _dqn()
+        directory = tmp_path / str(jit_compile)
+        learner = _learner(directory, agent, source, SummaryOptions(interval_steps=10), jit_compile=jit_compile)
+        assert learner.run(35).num_steps == learner.step == 35
+        learner.close()
+        found[jit_compile] = written_summaries.scalars(RunDir(directory).summaries('train'))
+    scalars = found[True]
+    assert list(scalars['gradients/dqn/norm']) == [10, 20, 30]
+    assert scalars['gradients/dqn/norm'] == pytest.approx(found[False]['gradients/dqn/norm'], rel=1e-3)
     assert list(scalars['train/loss']) == [10, 20, 30, 35]
     assert list(scalars['Losses/td_loss']) == [9, 19, 29], 'of the steps that are summarized'
 

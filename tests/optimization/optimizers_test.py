@@ -1,13 +1,15 @@
 """The agents' optimizer in the default strategy and on replicas: one global batch, one result."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.agents import example_data
-from tests.testing import written_summaries
+from tests.testing import lanes
 from tests.testing.algorithms import ALGORITHMS
-from tflearn.core import strategies
+from tflearn.core import strategies, summary_tensors
 from tflearn.core.train_step import create_train_step
 from tflearn.optimization import optimizers, schedules
 
@@ -43,17 +45,29 @@ class Problem:
     def slots(self):
         return [variable.numpy() for variable in self.optimizer.keras.variables]
 
-    def _all(self, items):
-        self.strategy.run(self._replica, (items,))
+    def summary(self, jit_compile=False):
+        """Takes a step that is summarized; returns its summary on each replica, by tag."""
+        step = tf.function(functools.partial(self._all, summarized=True), autograph=False, jit_compile=jit_compile)
+        with self.strategy.scope():
+            found = step(tf.constant(ITEMS))
+        return {
+            tag: [part.numpy() for part in self.strategy.experimental_local_results(each)]
+            for tag, each in found.items()
+        }
 
-    def _replica(self, items):
+    def _all(self, items, summarized=False):
+        return self.strategy.run(self._replica, (items, summarized))
+
+    def _replica(self, items, summarized):
         context = tf.distribute.get_replica_context()
         share = len(ITEMS) // context.num_replicas_in_sync
         own = items[context.replica_id_in_sync_group * share :][:share]
         gradients = [tf.reduce_sum(own, axis=0) / len(ITEMS), tf.reduce_sum(own) / len(ITEMS)]
         due = None if self._due is None else self._due(self.train_step)
-        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True), due=due)
+        with summary_tensors.collecting(summarized) as found:
+            self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True), due=due)
         self.train_step.assign_add(1)
+        return found
 
 
 def _gradients():
@@ -195,29 +209,37 @@ def test_rows_of_an_embedding_are_clipped_as_one_gradient():
     np.testing.assert_allclose(slot.numpy(), [[0.36], [0.64], [0.0]], rtol=1e-5)
 
 
-@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize(
+    ('strategy', 'jit_compile'),
+    [('default', False), ('mirrored:2', False), pytest.param('default', True, marks=lanes.compiles)],
+)
 @pytest.mark.parametrize('clip_by', ['global_norm', 'value'])
-def test_statistics_are_written_where_summaries_are_recorded(tmp_path, strategy, clip_by):
+def test_a_summary_has_statistics_of_the_global_batchs_gradients(strategy, jit_compile, clip_by):
     rate = schedules.linear(1.0, 0.0, 4)
     problem = Problem(strategy, gradient_clipping=1.0, clip_by=clip_by, size=4, learning_rate=rate)
     problem.train_step.assign(1)
-    writer = tf.summary.create_file_writer(str(tmp_path))
-    with writer.as_default(step=7):
-        problem.step()
-    writer.close()
-    found = {tag: max(values.values()) for tag, values in written_summaries.scalars(tmp_path).items()}
-    clipped = _clipped(clip_by, 1.0)
-    assert found['gradients/it/learning_rate'] == pytest.approx(0.75)
-    norm = lambda parts: np.sqrt(sum(np.sum(np.square(part)) for part in parts))  # noqa: E731
-    assert found['gradients/it/norm'] == pytest.approx(norm(_gradients()), rel=1e-5)
-    assert found['gradients/it/clipped_norm'] == pytest.approx(norm(clipped), rel=1e-5)
-    assert found['gradients/it/a_0/gradient_norm'] == pytest.approx(np.linalg.norm(_gradients()[0]), rel=1e-5)
-    assert found['gradients/it/b_0/variable_norm'] == pytest.approx(2.0)
+    found = problem.summary(jit_compile)
+    means = ITEMS.astype(np.float64).mean(axis=0)
+    gradients, clipped = [means, [means.sum()]], [np.ravel(part) for part in _clipped(clip_by, 1.0)]
+    expected = {
+        'learning_rate': 0.75,
+        'norm': np.linalg.norm(np.concatenate(gradients)),
+        'clipped_norm': np.linalg.norm(np.concatenate(clipped)),
+        'a_0/gradient_norm': np.linalg.norm(means),
+        'b_0/variable_norm': 2.0,
+        'a_0/zero_gradient_share': 0.0,
+    }
+    for name, value in expected.items():
+        replicas = found[f'gradients/it/{name}']
+        assert len(replicas) == problem.strategy.num_replicas_in_sync
+        np.testing.assert_allclose(replicas, value, rtol=1e-6, err_msg=name)
     assert ('gradients/it/noise_scale' in found) == (strategy != 'default')
-    assert {'gradients/it/a_0/gradient', 'gradients/it/b_0/variable'} <= written_summaries.tags(tmp_path)
+    least, greatest, *counts = found['gradients/it/a_0/gradient'][0]
+    assert (least, greatest, sum(counts)) == pytest.approx((means.min(), means.max(), 3))
+    assert sum(found['gradients/it/b_0/variable'][0][2:]) == 1
 
 
-def test_units_that_are_never_active_have_no_gradient(tmp_path):
+def test_units_that_are_never_active_have_no_gradient():
     """Against the activations themselves: 3 of 8 units are dead on the batch, one is active on a part of it."""
     generator = np.random.default_rng(0)
     inputs = tf.constant(generator.uniform(-1.0, 1.0, (16, 5)), tf.float32)
@@ -227,45 +249,39 @@ def test_units_that_are_never_active_have_no_gradient(tmp_path):
         active = tf.nn.relu(inputs @ kernel + bias)
         loss = tf.reduce_mean(tf.square(tf.reduce_sum(active, axis=1) - 1.0))
     never = np.all(active.numpy() == 0.0, axis=0).mean()
-    norm, writer = tf.constant(1.0), tf.summary.create_file_writer(str(tmp_path))
-    with writer.as_default():
-        optimizers.summarize('it', tf.constant(1, tf.int64), norm, [bias], [tape.gradient(loss, bias)], norm, norm)
-    writer.close()
+    with summary_tensors.collecting() as found:
+        optimizers.summarize('it', [bias], [tape.gradient(loss, bias)], tf.constant(1.0), tf.constant(1.0))
     assert never == 3 / 8
-    (share,) = written_summaries.scalars(tmp_path)['gradients/it/bias_0/zero_gradient_share'].values()
-    assert share == pytest.approx(never)
+    assert float(found['gradients/it/bias_0/zero_gradient_share'][0]) == pytest.approx(never)
 
 
-@pytest.mark.parametrize('recorded', [None, False])
-def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
+def test_without_a_summary_no_statistics_are_computed():
     operations = {}
-    for case in (recorded, True):
+    for summarized in (False, True):
         problem = Problem('mirrored:2', gradient_clipping=1.0)
-        writer = tf.summary.create_noop_writer() if case is None else tf.summary.create_file_writer(str(tmp_path))
-        with problem.strategy.scope(), writer.as_default(step=0), tf.summary.record_if(bool(case)):
-            program = tf.function(problem._all, autograph=False).get_concrete_function(tf.TensorSpec(ITEMS.shape))
-        operations[case] = [operation.type for operation in program.graph.get_operations()]
-        writer.close()
-    assert not [kind for kind in operations[recorded] if 'Summary' in kind]
-    assert 'WriteSummary' in operations[True]
-    assert operations[recorded].count('L2Loss') == 2 * 2  # the global norm, on each replica
+        step = tf.function(functools.partial(problem._all, summarized=summarized), autograph=False)
+        with problem.strategy.scope():
+            program = step.get_concrete_function(tf.TensorSpec(ITEMS.shape))
+        operations[summarized] = [operation.type for operation in program.graph.get_operations()]
+    assert operations[False].count('L2Loss') == 2 * 2  # the global norm, on each replica
     assert operations[True].count('L2Loss') > 2 * 2
 
 
 @pytest.mark.parametrize('name', ['dqn', pytest.param('bc', marks=pytest.mark.slow)])
-def test_one_replica_estimates_the_noise_scale_by_half_of_its_batch(tmp_path, name):
+def test_one_replica_estimates_the_noise_scale_by_half_of_its_batch(name):
     """A batch whose halves are equal has no noise; another one has."""
     agent = ALGORITHMS[name].make()
     data = example_data.sequences(agent, 8, ALGORITHMS[name].length)
     same = tf.nest.map_structure(lambda leaf: tf.concat([leaf, leaf], axis=0), data)
+
+    def step(data):
+        with summary_tensors.collecting() as found:
+            agent.train(data)
+        return [each for tag, each in found.items() if tag.endswith('/noise_scale')]
+
     scales = []
-    for i, each in enumerate((same, example_data.sequences(agent, 16, ALGORITHMS[name].length))):
-        writer = tf.summary.create_file_writer(str(tmp_path / str(i)))
-        with writer.as_default(step=0):
-            tf.function(agent.train, autograph=False)(each)
-        writer.close()
-        found = written_summaries.scalars(tmp_path / str(i))
-        scales += [abs(max(found[tag].values())) for tag in found if tag.endswith('/noise_scale')]
+    for each in (same, example_data.sequences(agent, 16, ALGORITHMS[name].length)):
+        scales += [abs(float(scale[0])) for scale in tf.function(step, autograph=False)(each)]
     assert len(scales) == 2 and scales[0] < 1e-2 * scales[1]
 
 

@@ -13,7 +13,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.core import histograms, strategies
+from tflearn.core import strategies, summary_tensors
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.train_step import Draws
@@ -266,24 +266,24 @@ class PartsAgent(tf_agent.TFAgent):
         return means
 
     def _write_rows(self, metrics: dict[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Writes histograms of numbers of the rows that count, if they are recorded; returns what else are metrics."""
-        with tf.name_scope('rows/'):
-            for name, value in metrics.items():
-                if value.shape.rank:
-                    extra = [1] * (value.shape.rank - counts.shape.rank)
-                    counted = tf.reshape(counts > 0, tf.concat([tf.shape(counts), extra], axis=0))
-                    step = self.train_step_counter + 1  # agents count a step when it is done
-                    histograms.write(name.removeprefix(_SHOWN), tf.where(counted, value, np.nan), step)
+        """Adds histograms of numbers of the rows that count to the summary; returns what else are metrics."""
+        for name, value in metrics.items():
+            if value.shape.rank and summary_tensors.is_collecting():
+                extra = [1] * (value.shape.rank - counts.shape.rank)
+                counted = tf.reshape(counts > 0, tf.concat([tf.shape(counts), extra], axis=0))
+                summary_tensors.histogram(f'rows/{name.removeprefix(_SHOWN)}', tf.where(counted, value, np.nan))
         return {name: value for name, value in metrics.items() if not name.startswith(_SHOWN)}
 
 
 def shown(**rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns metrics that only summaries have, as histograms `rows/<name>`; none if this step writes no summary.
+    """Returns metrics that only summaries have, as histograms `rows/<name>`; none if this step is not summarized.
 
     Args:
       **rows: floats that begin with the dimensions of the losses.
     """
-    return {_SHOWN + name: tf.stop_gradient(each) for name, each in rows.items()} if histograms.is_recording() else {}
+    if not summary_tensors.is_collecting():
+        return {}
+    return {_SHOWN + name: tf.stop_gradient(each) for name, each in rows.items()}
 
 
 def _first_half(values: tf.Tensor) -> tf.Tensor:

@@ -41,9 +41,7 @@ class Metrics:
     sums: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: 'Metrics') -> 'Metrics':
-        sums = dict(self.sums)
-        for name, value in other.sums.items():
-            sums[name] = sums.get(name, 0.0) + value
+        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {**self.sums, **other.sums}}
         return Metrics(
             self.num_steps + other.num_steps,
             self.num_nonfinite + other.num_nonfinite,
@@ -79,11 +77,12 @@ class StepMetrics:
         self._sizes: dict[str, int] = {}
         self._summed: set[str] = set()
         self._extremes: dict[str, Reduction] = {}
+        self._summary: dict[str, int] = {}
 
     @property
     def size(self) -> int:
-        """The vector's length; known once a step has been traced."""
-        return 2 + sum(self._sizes.values()) + len(self._extremes)
+        """The vector's length, with the summary's; known once a step has been traced."""
+        return 2 + sum(self._sizes.values()) + len(self._extremes) + sum(self._summary.values())
 
     def of_replica(self, loss: tf.Tensor, extra: Any, info: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns a replica's metrics: those that are summed, float32 [n],
@@ -129,14 +128,23 @@ class StepMetrics:
         from what `of_replica` returned on each replica.
         """
         vector = strategy.reduce(tf.distribute.ReduceOp.SUM, summed, axis=None)
-        if not extremes:
-            return vector
         if self._num_replicas > 1:
             extremes = [
                 _REDUCTIONS[rule](strategy.gather(part, axis=0))[None]
                 for part, rule in zip(extremes, self._extremes.values(), strict=True)
             ]
         return tf.concat([vector, *extremes], axis=0)
+
+    def of_summary(self, tensors: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+        """Returns a replica's summary tensors as one vector, to follow that of the metrics; [] if there are none."""
+        self._summary = {tag: tensor.shape[0] for tag, tensor in tensors.items()}
+        return [tf.concat([*tensors.values()], axis=0)] if tensors else []
+
+    def read_summary(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the summary of one train step by tag; see `read`."""
+        first = self.size - sum(self._summary.values())
+        parts = np.split(vector, np.cumsum([first, *self._summary.values()]))
+        return dict(zip(self._summary, parts[1:-1], strict=True))
 
     def read(self, vector: np.ndarray, num_steps: int | None = None, waited_secs: float = 0.0) -> Metrics:
         """Reads a sum of vectors.
@@ -151,7 +159,7 @@ class StepMetrics:
             total = float(vector[start : start + size].sum())
             sums[name] = total if name in self._summed else total / (size * self._num_replicas)
             start += size
-        sums |= {name: float(value) for name, value in zip(self._extremes, vector[start : self.size], strict=True)}
+        sums |= {name: float(value) for name, value in zip(self._extremes, vector[start:], strict=False)}
         last = zip(self._last_info, vector[self.size :], strict=True)
         sums |= {f'info/{name}': count * float(mean) for name, mean in last}
         num_steps = count if num_steps is None else num_steps

@@ -1,9 +1,10 @@
-"""Summaries: when they are due; the learner's metrics and texts, and histograms of a train step,
+"""Summaries: when they are due; the learner's metrics and texts, and what a train step returns for them,
 for TensorBoard.
 """
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
@@ -12,14 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.distributions import utils as distributions
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.core import histograms, side_tasks
-from tflearn.core.errors import UserValueError
+from tflearn.core import side_tasks, summary_tensors
+from tflearn.core.errors import UserOSError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
 from tflearn.core.types import Agent
 from tflearn.core.workers import named_variables
@@ -51,8 +53,7 @@ class SummaryOptions:
     """When summaries are written, and what they contain in addition to the learner's own metrics.
 
     `interval_steps` and `interval_secs` may be combined; with none of them there are no summaries.
-    At the end of training the metrics are written once more. On several workers there are only the
-    learner's own metrics.
+    At the end of training the metrics are written once more. Of several workers the chief writes.
 
     Attributes:
       interval_steps: each multiple of it is a train step that is summarized.
@@ -94,7 +95,7 @@ class SummaryOptions:
 
 
 class Summaries:
-    """Writes metrics and texts; the event file is created with the first of them."""
+    """Writes metrics, histograms and texts; the event file is created with the first of them."""
 
     def __init__(
         self,
@@ -107,7 +108,6 @@ class Summaries:
         self._written_at = clock()
         self._writer: tf.summary.SummaryWriter | None = None
         self._opening = threading.Lock()  # programs are traced on another thread
-        self._had_room = True
 
     @property
     def wanted(self) -> bool:
@@ -115,10 +115,11 @@ class Summaries:
         return bool(self._options.interval_steps or self._options.interval_secs)
 
     def next_step(self, before: int) -> int | None:
-        """Returns the next train step after `before` that is summarized, as far as is known now."""
+        """Returns the next train step after `before` that is summarized, as far as is known now.
+
+        It is the same on all workers, also if the disk of one is full.
+        """
         secs = self._options.interval_secs
-        if not self._has_room():
-            return None
         if secs is not None and self._clock() - self._written_at >= secs:
             return before + 1
         return self._options.next_step(before)
@@ -137,24 +138,22 @@ class Summaries:
 
     def write_values(self, step: int, values: Mapping[str, float | None], group: str = 'train') -> None:
         """Writes scalars under the tags `<group>/<name>`; None is left out."""
-        if not self._has_room():
-            return
-        with self._side_task(), self._open().as_default(step=step):
-            for name, value in values.items():
-                if value is not None:
-                    tf.summary.scalar(f'{group}/{name}', value)
+        self.write_tags(step, {f'{group}/{name}': value for name, value in values.items() if value is not None})
+
+    def write_tags(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
+        """Writes scalars and histograms, as `summary_tensors` made them, under their tags."""
+        with self._side_task(), self._with_room().as_default(step=step), tf.summary.record_if(True):
+            tf.summary.experimental.write_raw_pb(summary_tensors.serialized(values))
 
     def write_text(self, step: int, name: str, markdown: str) -> None:
         """Writes a text under the tag `name`, at once."""
-        if not self._has_room():
-            return
-        with self._side_task(), self._open().as_default(step=step) as writer:
+        with self._side_task(), self._with_room().as_default(step=step) as writer:
             tf.summary.text(name, markdown)
             writer.flush()
 
     @contextlib.contextmanager
     def recording(self, train_step: tf.Variable) -> Iterator[None]:
-        """Records summaries at the train step in a `with` block,
+        """Records what agents write themselves at the train step in a `with` block,
         where programs are traced or run.
         """
         with contextlib.ExitStack() as recorded:
@@ -165,11 +164,19 @@ class Summaries:
                 recorded.close()
 
     def can_record(self) -> bool:
-        """Returns whether there is an event file: without a free file handle none can be opened."""
+        """Returns whether a program can write to the event file: an error there would end the training.
+
+        Without a free file handle none can be opened, and on a full disk none can grow.
+        """
         with self._side_task():
-            self._open()
-            return True
+            return self._with_room() is not None
         return False
+
+    def _with_room(self) -> tf.summary.SummaryWriter:
+        """Returns the writer. Raises OSError on a full disk."""
+        if os.path.exists(self._directory) and shutil.disk_usage(self._directory).free < _LEAST_FREE_BYTES:
+            raise UserOSError(f'got less than {_LEAST_FREE_BYTES} bytes free on its disk; need them; make room')
+        return self._open()
 
     def _open(self) -> tf.summary.SummaryWriter:
         with self._opening:
@@ -184,24 +191,13 @@ class Summaries:
             with self._side_task():
                 self._writer.close()
 
-    def _has_room(self) -> bool:
-        """Returns whether the disk has room: an error while a train step writes would end the training."""
-        try:
-            has_room = shutil.disk_usage(self._directory).free >= _LEAST_FREE_BYTES
-        except OSError:  # it is not there yet
-            return True
-        if self._had_room and not has_room:
-            logging.warning('no summaries are written while the disk of %s is full', self._directory)
-        self._had_room = has_room
-        return has_room
-
     def _side_task(self) -> contextlib.AbstractContextManager[None]:
         return side_tasks.guarded(f'write summaries to {self._directory}')
 
 
 class StepSummaries:
     """Histograms of actions, of rewards, of the data's age and of layers' outputs,
-    written inside a train step.
+    which a train step returns.
 
     They are of one replica's batch, which is a representative sample.
     """
@@ -217,35 +213,31 @@ class StepSummaries:
             self._newest.assign(newest())
 
     def __call__(self, data: Any, info: Any) -> None:
-        """Writes the histograms of data [B, T, ...] or [B, ...], in replica context;
+        """Adds the histograms of data [B, T, ...] or [B, ...], in replica context;
         only a Trajectory has actions.
         """
-        step = self._agent.train_step_counter
         if isinstance(data, trajectory.Trajectory):
-            with tf.name_scope('data/'):
-                histograms.write('reward', data.reward, step)
+            summary_tensors.histogram('data/reward', data.reward)
             if self._options.actions:
-                self._write_actions(data, step)
+                self._add_actions(data)
         if self._options.sources.policy_version and 'policy_version' in info:
-            with tf.name_scope('data/'):
-                lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)
-                histograms.write('policy_lag', lag, step)
-        write_layers(self._agent, step)
+            lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)
+            summary_tensors.histogram('data/policy_lag', lag)
+        add_layers(self._agent)
 
-    def _write_actions(self, data: trajectory.Trajectory, step: tf.Variable) -> None:
+    def _add_actions(self, data: trajectory.Trajectory) -> None:
         is_sequence = data.step_type.shape.rank > 1
         first = tf.nest.map_structure(lambda column: column[:, 0], data) if is_sequence else data
         time_step = ts.TimeStep(first.step_type, first.reward, first.discount, first.observation)
         policy = self._agent.policy
         state = policy.get_initial_state(tf.shape(first.step_type)[0])
         actions = {'batch': data.action, 'policy': policy.action(time_step, state).action}
-        with tf.name_scope('actions/'):
-            for name, action in flatten_with_names(actions):
-                histograms.write(name, action, step)
+        for name, action in flatten_with_names(actions):
+            summary_tensors.histogram(f'actions/{name}', action)
         if self._options.actions == 'distributions':
-            self._write_distributions(time_step, step)
+            self._add_distributions(time_step)
 
-    def _write_distributions(self, time_step: ts.TimeStep, step: tf.Variable) -> None:
+    def _add_distributions(self, time_step: ts.TimeStep) -> None:
         policy = self._agent.policy
         # A greedy one has no other parameter than its action.
         while hasattr(policy, 'wrapped_policy'):
@@ -255,10 +247,9 @@ class StepSummaries:
             lambda each: distributions.parameters_to_dict(distributions.get_parameters(each), tensors_only=True),
             policy.distribution(time_step, state).action,
         )
-        with tf.name_scope('distributions/'):
-            for name, parameter in flatten_with_names(found):
-                if isinstance(parameter, tf.Tensor) and parameter.dtype.is_floating and parameter.shape.rank:
-                    histograms.write(name, parameter, step)
+        for name, parameter in flatten_with_names(found):
+            if isinstance(parameter, tf.Tensor) and parameter.dtype.is_floating and parameter.shape.rank:
+                summary_tensors.histogram(f'distributions/{name}', parameter)
 
 
 class Profile:
@@ -274,22 +265,18 @@ class Profile:
             `plugins/profile`.
           steps: first and last train step, both in the trace; None never traces.
         """
-        self._directory, self._steps = str(directory), steps
+        self._directory, self._steps = str(directory), steps or (0, 0)
         self._running = False
 
     def boundary(self, before: int) -> int | None:
         """Returns the next train step at which the trace begins or ends;
         no program may run across it.
         """
-        if not self._steps:
-            return None
         first, last = self._steps
         return next((step for step in (first - 1, last) if step > before), None)
 
     def at(self, step: int) -> None:
         """Begins or ends the trace, if that is due when `step` train steps are done."""
-        if not self._steps:
-            return
         first, last = self._steps
         if self._running and step >= last:
             self.stop()
@@ -307,21 +294,19 @@ class Profile:
     def _start(self) -> None:
         try:
             tf.profiler.experimental.start(self._directory)
+            self._running = True
         except tf.errors.OpError as error:  # training continues without a trace
             logging.warning('could not trace train steps %s: %s', self._steps, error)
-            self._steps = None
-            return
-        self._running = True
+            self._steps = (0, 0)
 
 
 _BETWEEN = ('Cast', 'Identity', 'ReadVariableOp', 'Unpack')  # the variable and the addition
 _ACTIVATIONS = ('Elu', 'LeakyRelu', 'Relu', 'Relu6', 'Selu', 'Sigmoid', 'Softplus', 'Tanh')
-_CAN_DIE = ('Relu', 'Relu6')
-_BIAS = re.compile(r'/_?bias(es)?(/\d+)?$')
+_BIAS, _HIDDEN = re.compile(r'/_?bias(es)?(/\d+)?$'), re.compile('(^|/)_+')
 
 
-def write_layers(agent: Any, step: tf.Tensor) -> None:
-    """Writes `layers/<path>` of each layer that the present graph has computed,
+def add_layers(agent: Any) -> None:
+    """Adds `layers/<path>` of each layer that the present graph has computed,
     `<path>/dead_units` of ReLUs.
 
     A layer is found by the addition of its bias, a variable of the agent, whether it is a Keras
@@ -331,27 +316,25 @@ def write_layers(agent: Any, step: tf.Tensor) -> None:
 
     Args:
       agent: the agent, whose variables' paths are the layers' names. Targets are left out.
-      step: int64 scalar, the train step.
     """
     graph = tf.compat.v1.get_default_graph()
-    names = {id(handle): _BIAS.sub('', path) for path, handle in _handles(agent) if 'target' not in path}
+    biases = {path: v for path, v in named_variables(agent).items() if _BIAS.search(path) and 'target' not in path}
+    # The handles are those of this replica.
+    names = {id(each.handle): _HIDDEN.sub(r'\1', _BIAS.sub('', path)) for path, each in biases.items()}
     captured = {inner.name: names[id(outer)] for outer, inner in graph.captures if id(outer) in names}
-    written: set[str] = set()
-    with tf.name_scope('layers/'):
-        for operation in graph.get_operations():
-            name = _layer(operation, captured) if operation.type in ('BiasAdd', 'AddV2') else None
-            if name is None or name in written:  # another time on other inputs
-                continue
-            written.add(name)
-            activations = [each for each in operation.outputs[0].consumers() if each.type in _ACTIVATIONS]
-            if len(activations) == 1:
-                (operation,) = activations
-            (output,) = operation.outputs
-            histograms.write(name, output, step)
-            if operation.type in _CAN_DIE:
-                units = tf.reshape(output, [-1, output.shape[-1]])
-                dead = tf.reduce_mean(tf.cast(tf.reduce_all(units <= 0, axis=0), tf.float32))
-                tf.summary.scalar(f'{name}/dead_units', dead, step=step)
+    for operation in graph.get_operations():
+        name = _layer(operation, captured) if operation.type in ('BiasAdd', 'AddV2') else None
+        if name is None:
+            continue
+        activations = [each for each in operation.outputs[0].consumers() if each.type in _ACTIVATIONS]
+        if len(activations) == 1:
+            (operation,) = activations
+        (output,) = operation.outputs
+        summary_tensors.histogram(f'layers/{name}', output)
+        if operation.type.startswith('Relu'):  # units that can die
+            units = tf.reshape(output, [-1, output.shape[-1]])
+            dead = tf.reduce_mean(tf.cast(tf.reduce_all(units <= 0, axis=0), tf.float32))
+            summary_tensors.scalar(f'layers/{name}/dead_units', dead)
 
 
 def _layer(addition: tf.Operation, captured: dict[str, str]) -> str | None:
@@ -364,13 +347,3 @@ def _layer(addition: tf.Operation, captured: dict[str, str]) -> str | None:
         bias = bias.op.inputs[0]
     name = captured.get(bias.name)
     return f'{name}/{index}' if name and index else name
-
-
-def _handles(agent: Any) -> Iterator[tuple[str, tf.Tensor]]:
-    """Yields the biases of the agent's layers in this replica: the shortest path of the attributes,
-    and the handle.
-    """
-    for path, variable in named_variables(agent).items():
-        if _BIAS.search(path):
-            name = '/'.join(part.lstrip('_') for part in path.split('/'))
-            yield name, tf.distribute.get_strategy().experimental_local_results(variable)[0].handle

@@ -1,11 +1,12 @@
 """TrainLoop: many train steps on all replicas as one compiled program, with their summaries.
 
-There are two programs: a plain one, and one for the steps that are summarized, in which the agent,
-its networks and its optimizers write their summaries. So steps that are not summarized do not pay
-for summaries. The plain program has a variant in XLA (see `XlaLoop`), which
+There are two programs: a plain one, and one for the steps that are summarized, which also returns
+the summary tensors of the agent, its networks and its optimizers. So steps that are not summarized
+do not pay for summaries. The plain program has a variant in XLA (see `XlaLoop`), which
 `LoopOptions.jit_compile` asks for.
 """
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -13,11 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import agent_data, side_tasks, strategies
+from tflearn.core import agent_data, side_tasks, strategies, summary_tensors
 from tflearn.core.background import Background
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import checked_dataclass
@@ -124,12 +124,13 @@ class StepCounter:
 class TrainLoop:
     """Takes train steps by the plain program, and those that are summarized by the summary program.
 
-    The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other
-    tags themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss,
-    at the train step before, since agents count a step when it is done. On a TPU, whose programs
-    cannot write any, and on several workers only the learner's own metrics are written: a program
-    that records summaries on the chief alone is another one there, and its collectives do not find
-    those of the other workers.
+    The learner's own metrics have tags `train/...`. Norms and histograms are summary tensors: those
+    of gradients are of the global batch, others of the first replica's. All of these are there on
+    any number of replicas and workers, and on TPUs. Agents may write other tags themselves, from one
+    replica: TF-Agents' `Losses/...` are that replica's share of the loss, at the train step before,
+    since agents count a step when it is done. They do not on a TPU, whose programs cannot write, nor
+    on several workers: a program that writes on the chief alone is another one there, and its
+    collectives do not find those of the other workers.
 
     Attributes:
       num_traces: traces of the train step so far: one for each program, or two where the first
@@ -204,9 +205,9 @@ class TrainLoop:
                 compile_loop = functools.partial(self._compiled, layout)
                 self._xla = XlaLoop(self._plain, source, take, layout.size, compile_loop, after_steps)
                 self._plain = self._xla
-        # Whose programs cannot write summaries.
-        on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
-        self._has_summary_program = num_workers == 1 and not on_tpu
+        # Whose programs can write agents' own summaries, and run at any time: several workers trace
+        # and run theirs in one order, in which they number the collectives.
+        self._is_local = num_workers == 1 and not isinstance(self._strategy, tf.distribute.TPUStrategy)
         self.loss = self._make_loss()
         if isinstance(self.batches, SourceBatches):
             batches = self.batches
@@ -219,7 +220,7 @@ class TrainLoop:
         batches.compile()
         if self._xla:
             self._xla.prepare()
-        if self._has_summary_program and not (self._xla and self._xla.has_compiled):
+        if self._is_local and not (self._xla and self._xla.has_compiled):
             self._plain(0)  # TensorFlow optimizes the program, and takes no step
 
     def state(self) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class TrainLoop:
             before = self._counter.step
             self._profile.at(before)
             count, summarized = self._part(before, num_steps - total.num_steps)
-            in_program = summarized and self._has_summary_program and self.summaries.can_record()
+            in_program = summarized and (not self._is_local or self.summaries.can_record())
             taken = self._take_summarized(count) if in_program else self._plain(count)
             self._counter.observe(before, taken.num_steps)
             self.metrics.add(taken)
@@ -273,14 +274,12 @@ class TrainLoop:
     def _part(self, before: int, num_steps: int) -> tuple[int, bool]:
         """Returns how many steps to take next, and whether they are summarized."""
         due, boundary = self.summaries.next_step(before), self._profile.boundary(before)
-        if due is not None and not self._counter.calls_before(due):
+        count = num_steps if due is None else min(num_steps, self._counter.calls_before(due))
+        if not count:
             return 1, True
-        counts = [num_steps]
-        if due is not None:
-            counts.append(self._counter.calls_before(due))
         if boundary is not None:
-            counts.append(self._counter.calls_before(boundary) + 1)
-        return min(counts), False
+            count = min(count, self._counter.calls_before(boundary) + 1)
+        return count, False
 
     def prepare(self, before: int, end: int | None) -> None:
         """Compiles what needs no data: the program,
@@ -292,11 +291,9 @@ class TrainLoop:
         cannot run without taking an element.
         """
         self._compiling.join(_COMPILE_SECS)
-        due = self.summaries.next_step(before)
-        if not self._has_summary_program or not isinstance(self.batches, SourceBatches):
-            return
-        last = before + _SOON_STEPS
-        if due is not None and due <= (last if end is None else min(end, last)):
+        due, last = self.summaries.next_step(before), before + _SOON_STEPS
+        is_soon = due is not None and due <= (last if end is None else min(end, last))
+        if is_soon and self._is_local and isinstance(self.batches, SourceBatches) and self.summaries.can_record():
             self._tracing.submit(self._summary_program)
 
     def close(self, step: int) -> None:
@@ -314,12 +311,12 @@ class TrainLoop:
         program = self._summary_program()
         self.metrics.leave_out(time.perf_counter() - start)
         self._step_summaries.prepare()
-        with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
+        with self._strategy.scope(), self._recording():
             return program(num_steps)
 
     def _summary_program(self) -> Program:
         if self._summary is None:
-            with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
+            with self._strategy.scope(), self._recording():
                 layout = StepMetrics(*self._reductions, self.batches.last_info)
                 step = self._step(layout, self._step_summaries)
                 # Then the layout knows the metrics.
@@ -327,9 +324,14 @@ class TrainLoop:
                 self._summary = self._compiled(layout, self.batches.loop, functools.partial(self._taken, step))
         return self._summary
 
+    def _recording(self) -> contextlib.AbstractContextManager[None]:
+        """Records what agents write themselves, where programs can."""
+        if not self._is_local:
+            return tf.summary.record_if(False)
+        return self.summaries.recording(self._agent.train_step_counter)
+
     def _write(self, step: int) -> None:
-        own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}
-        self.summaries.write(step, {**self.metrics.take(), **own})
+        self.summaries.write(step, {**self.metrics.take(), 'num_traces': self.num_traces, 'rss_mb': rss_mb()})
 
     @property
     def _xla_source(self) -> SourceBatches | None:
@@ -352,12 +354,14 @@ class TrainLoop:
 
     def _taken(self, step: Callable[[Any], Any], sums: tf.Tensor, element: Any) -> Any:
         """Takes a train step; see `Batches.loop`."""
-        vector, loss, *errors = step(element)
-        if self._options.on_nonfinite == 'ignore':
-            return sums + vector, tf.constant(True), tuple(errors)
-        finite = tf.math.is_finite(loss)
-        goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
-        return sums + tf.where(finite, vector, 0.0), goes_on, tuple(errors)
+        vector, loss, summary, *errors = step(element)
+        goes_on = tf.constant(True)
+        if self._options.on_nonfinite != 'ignore':
+            finite = tf.math.is_finite(loss)
+            vector = tf.where(finite, vector, 0.0)
+            goes_on = finite if self._options.on_nonfinite == 'stop' else goes_on
+        # A summary shows also what is not finite.
+        return sums + (tf.concat([vector, *summary], axis=0) if summary else vector), goes_on, tuple(errors)
 
     def _chooses_xla(self, batches: SourceBatches, graph: tf.Graph) -> bool:
         """Returns whether to take train steps like that of a graph in XLA; logs it if not."""
@@ -379,10 +383,13 @@ class TrainLoop:
 
         def run(num_steps: int) -> Metrics:
             packed, *errors = concrete(tf.constant(num_steps, tf.int64))
-            steps, waited_secs, *sums = packed.numpy()
+            steps, waited_secs, *_ = numbers = packed.numpy()
+            sums = numbers[2:]
             if errors and steps:
                 self.batches.update(int(self._agent.train_step_counter.numpy()), errors[0].numpy()[: int(steps)])
-            return layout.read(np.array(sums), int(steps), float(waited_secs))
+            if steps and (summary := layout.read_summary(sums)):
+                self.summaries.write_tags(self._counter.step, summary)
+            return layout.read(sums, int(steps), float(waited_secs))
 
         return run
 
@@ -413,38 +420,40 @@ class TrainLoop:
         updates: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
-        """One train step on all replicas. Returns the vector of its metrics, its loss,
-        and items' errors if wanted.
+        """One train step on all replicas. Returns the vector of its metrics, its loss, the summary
+        of the first replica, and items' errors if wanted.
         """
         wanted = self.batches.prioritization
 
         def replica_step(element: Any) -> Any:
             data, info = split(element)
-            if self._options.preprocess:
-                data = self._options.preprocess(data)
             weights = importance_weights(info, bool(wanted and wanted.normalize_by_max))
             # XLA would leave out the summaries.
             compiles = self._compiles_parts and updates and not summarize
-            with agent_data.demonstrated_by(info), strategies.compiling(compiles):
-                loss_info = train(data) if weights is None else train(data, weights)
-            if updates and self._options.after_step:
-                self._options.after_step((data, info), loss_info)
-            if summarize:
-                summarize(data, info)
+            with summary_tensors.collecting(bool(summarize)) as tensors:
+                if self._options.preprocess:
+                    data = self._options.preprocess(data)
+                with agent_data.demonstrated_by(info), strategies.compiling(compiles):
+                    loss_info = train(data) if weights is None else train(data, weights)
+                if updates and self._options.after_step:
+                    self._options.after_step((data, info), loss_info)
+                if summarize:
+                    summarize(data, info)
             loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
             errors = item_errors(loss_info.extra, wanted.error if wanted and updates else None)
-            return *layout.of_replica(loss, loss_info.extra, info), loss, errors
+            return *layout.of_replica(loss, loss_info.extra, info), loss, errors, tensors
 
         if updates:
             self.num_traces += 1
-        summed, extremes, loss, errors = self._strategy.run(replica_step, (element,), options=self._options.run_options)
+        results = self._strategy.run(replica_step, (element,), options=self._options.run_options)
+        summed, extremes, loss, errors, tensors = results
         vector = layout.over_replicas(self._strategy, summed, extremes)
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         per_item = (tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in errors)
-        return vector, total, *per_item
+        local = self._strategy.experimental_local_results
+        return vector, total, layout.of_summary({tag: local(part)[0] for tag, part in tensors.items()}), *per_item
 
 
-def _packed(*results: Any) -> tuple[tf.Tensor, ...]:
-    *numbers, sums, errors = results
-    flat = tf.stack([tf.cast(value, tf.float64) for value in numbers])
-    return tf.concat([flat, tf.cast(sums, tf.float64)], axis=0), *errors
+def _packed(taken: tf.Tensor, waited_secs: tf.Tensor, sums: tf.Tensor, errors: Any) -> tuple[tf.Tensor, ...]:
+    numbers = tf.stack([tf.cast(taken, tf.float64), tf.cast(waited_secs, tf.float64)])
+    return tf.concat([numbers, tf.cast(sums, tf.float64)], axis=0), *errors

@@ -81,7 +81,9 @@ class XlaLoop(tf.train.experimental.PythonState):
         self._trace()
         # Not a direct call of the function: what XLA compiles for that is not used by other
         # programs.
-        call = tf.function(lambda: self._steps(*self._zeros(), tf.constant(0, tf.int64)), autograph=False)
+        specs = [*self._stack_spec, tf.TensorSpec((self._num_sums,))]
+        zeros = lambda: [tf.zeros(spec.shape, spec.dtype) for spec in specs]  # noqa: E731
+        call = tf.function(lambda: self._steps(*zeros(), tf.constant(0, tf.int64)), autograph=False)
         try:
             call.get_concrete_function()()
         except tf.errors.OpError as error:
@@ -103,8 +105,7 @@ class XlaLoop(tf.train.experimental.PythonState):
         specs = tf.nest.flatten(self._batches.element_spec)
         self._stack_spec = [tf.TensorSpec((self._size, *spec.shape), spec.dtype) for spec in specs]
         # The items' errors [size, B], if they are wanted.
-        wanted = self._batches.prioritization
-        self._error_specs = [tf.TensorSpec((self._size, specs[0].shape[0]))] if wanted else []
+        self._error_specs = [tf.TensorSpec((self._size, specs[0].shape[0]))] if self._batches.prioritization else []
         stack = tf.nest.pack_sequence_as(self._batches.element_spec, self._stack_spec)
         self._steps = tf.function(self._many_steps, autograph=False, jit_compile=True).get_concrete_function(
             stack, tf.TensorSpec((self._num_sums,), tf.float32), tf.TensorSpec((), tf.int64)
@@ -136,11 +137,6 @@ class XlaLoop(tf.train.experimental.PythonState):
         indices = tf.minimum(i + tf.range(self._size, dtype=tf.int64), count - 1)
         columns = tf.nest.flatten(self._batches.gather(drawn, indices))
         return [tf.ensure_shape(column, spec.shape) for column, spec in zip(columns, self._stack_spec, strict=True)]
-
-    def _zeros(self) -> list[tf.Tensor]:
-        """Returns a stack, and sums, of zeros."""
-        specs = [*self._stack_spec, tf.TensorSpec((self._num_sums,))]
-        return [tf.zeros(spec.shape, spec.dtype) for spec in specs]
 
     def _many_steps(self, stack: Any, sums: tf.Tensor, count: tf.Tensor) -> Any:
         """Takes train steps on the first `count` batches, or all. For XLA."""

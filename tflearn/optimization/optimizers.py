@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core import histograms, moments
+from tflearn.core import moments, summary_tensors
 from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.settings import PositiveFloat, checked_dataclass
 from tflearn.core.types import check_keras
@@ -26,7 +26,7 @@ _KINDS = {'adam': tf.keras.optimizers.Adam, 'rmsprop': tf.keras.optimizers.RMSpr
 class Optimizer(tf.Module):
     """Sums gradients over the replicas, clips them, and applies them.
 
-    While summaries are recorded, it also writes statistics of the gradients.
+    In a step that is summarized, it also returns statistics of the gradients.
 
     Attributes:
       keras: the Keras optimizer, whose slots and iterations (the steps, with skipped ones) are in the checkpoint.
@@ -111,12 +111,10 @@ class Optimizer(tf.Module):
         summed = [gradient for gradient, _ in self.keras.aggregate_gradients(own)]
         norm = tf.linalg.global_norm(summed)
         clipped = self.clip(summed, norm)
-        if histograms.is_recording():
-            clipped_norm = tf.linalg.global_norm(clipped)
-            step = self._train_step + 1  # agents count a step when it is done
-            learning_rate = self._schedule(self._train_step)
-            summarize(self.name, step, learning_rate, variables, summed, norm, clipped_norm)
-            self._summarize_noise(step, [gradient for gradient, _ in own], norm, half)
+        if summary_tensors.is_collecting():
+            summary_tensors.scalar(f'gradients/{self.name}/learning_rate', self._schedule(self._train_step))
+            summarize(self.name, variables, summed, norm, tf.linalg.global_norm(clipped))
+            self._summarize_noise([gradient for gradient, _ in own], norm, half)
         if self.num_skipped is None and due is None:
             self._apply(clipped, variables)
             return None
@@ -195,20 +193,14 @@ class Optimizer(tf.Module):
         tf.distribute.get_replica_context().merge_call(update, (taken, due, tuple(gradients)))
 
     def _summarize_noise(
-        self,
-        step: tf.Tensor,
-        replica_gradients: Sequence[tf.Tensor],
-        norm: tf.Tensor,
-        half: Sequence[tf.Tensor | None] | None,
+        self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor, half: Sequence[tf.Tensor | None] | None
     ) -> None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas == 1 and half is not None:
             replica_gradients = [gradient for gradient in half if gradient is not None]
-        # Outside a tf.function only the first replica gets here, and would wait for the others.
-        if (replicas > 1 or half is not None) and not tf.executing_eagerly():
+        if replicas > 1 or half is not None:
             scale = self._noise.update(replica_gradients, norm, max(replicas, 2))
-            with tf.name_scope(f'gradients/{self.name}/'):
-                tf.summary.scalar('noise_scale', scale, step=step)
+            summary_tensors.scalar(f'gradients/{self.name}/noise_scale', scale)
 
 
 class LossScale(tf.Module):
@@ -283,7 +275,7 @@ class OptimizerOptions:
         """Makes the optimizers of an agent by the names of its parts, within the strategy's scope.
 
         Args:
-          train_step: int64 scalar, the step of schedules and summaries.
+          train_step: int64 scalar, the step of schedules.
           per_replica_batch_size: items in a replica's batch, the unit of the gradient noise scale.
           rates: the algorithm's learning rate of each part; a part with None has no optimizer
             unless `learning_rate` names it. The names are in the summaries' tags,
@@ -340,46 +332,41 @@ def summarizes_halves() -> bool:
     """Returns whether agents compute the gradient of half a batch,
     for the gradient noise scale of one replica.
     """
-    return histograms.is_recording() and tf.distribute.get_strategy().num_replicas_in_sync == 1
+    return summary_tensors.is_collecting() and tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
 def summarize(
     name: str,
-    step: tf.Tensor,
-    learning_rate: tf.Tensor,
     variables: Sequence[tf.Variable],
     gradients: Sequence[tf.Tensor],
     norm: tf.Tensor,
     clipped_norm: tf.Tensor,
 ) -> None:
-    """Writes the learning rate, norms and histograms under `gradients/<name>/`.
+    """Adds norms and histograms to the summary, under `gradients/<name>/`.
 
     Of each vector also the share of elements whose gradient is 0: for the bias of a layer with
     ReLU, these are the units that no example of the batch makes active.
 
     Args:
       name: the optimizer's name.
-      step: int64 scalar, the train step.
-      learning_rate: scalar, that of this step.
       variables: the trained variables.
       gradients: the global batch's gradient of each variable, before clipping.
       norm: float32 scalar, global norm of `gradients`.
       clipped_norm: float32 scalar, global norm after clipping.
     """
-    with tf.name_scope(f'gradients/{name}/'):  # the last slash makes the name absolute
-        tf.summary.scalar('learning_rate', learning_rate, step=step)
-        tf.summary.scalar('norm', norm, step=step)
-        tf.summary.scalar('clipped_norm', clipped_norm, step=step)
-        names = [variable.name.replace(':', '_') for variable in variables]
-        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-            tag = names[i] if names.count(names[i]) == 1 else f'{names[i]}_{names[:i].count(names[i])}'
-            tf.summary.scalar(f'{tag}/gradient_norm', tf.norm(gradient), step=step)
-            tf.summary.scalar(f'{tag}/variable_norm', tf.norm(variable), step=step)
-            if variable.shape.rank == 1:
-                share = tf.reduce_mean(tf.cast(tf.equal(gradient, 0), tf.float32))
-                tf.summary.scalar(f'{tag}/zero_gradient_share', share, step=step)
-            histograms.write(f'{tag}/gradient', gradient, step)
-            histograms.write(f'{tag}/variable', variable, step)
+    scope = f'gradients/{name}'
+    summary_tensors.scalar(f'{scope}/norm', norm)
+    summary_tensors.scalar(f'{scope}/clipped_norm', clipped_norm)
+    names = [variable.name.replace(':', '_') for variable in variables]
+    for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+        tag = names[i] if names.count(names[i]) == 1 else f'{names[i]}_{names[:i].count(names[i])}'
+        summary_tensors.scalar(f'{scope}/{tag}/gradient_norm', tf.norm(gradient))
+        summary_tensors.scalar(f'{scope}/{tag}/variable_norm', tf.norm(variable))
+        if variable.shape.rank == 1:
+            share = tf.reduce_mean(tf.cast(tf.equal(gradient, 0), tf.float32))
+            summary_tensors.scalar(f'{scope}/{tag}/zero_gradient_share', share)
+        summary_tensors.histogram(f'{scope}/{tag}/gradient', gradient)
+        summary_tensors.histogram(f'{scope}/{tag}/variable', variable)
 
 
 class GradientNoise(tf.Module):

@@ -16,7 +16,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.core import histograms
+from tflearn.core import summary_tensors
 from tflearn.core.action_mask import ActionMask, mask_of
 from tflearn.core.agent_data import WrappedAgent, WrappingPolicy
 from tflearn.core.errors import UserTypeError, UserValueError
@@ -111,9 +111,7 @@ class TransformedAgent(WrappedAgent):
         `data/reward` and `data/transformed_reward`.
         """
         converted = self._pipeline().transform_experience(experience)
-        with tf.name_scope('data/'):
-            step = self.train_step_counter + 1  # agents count a step when it is done
-            histograms.write('transformed_reward', converted[0].reward, step)
+        summary_tensors.histogram('data/transformed_reward', converted[0].reward)
         return converted
 
     def after_train(self, converted: Any) -> None:
