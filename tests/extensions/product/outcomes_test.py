@@ -310,14 +310,29 @@ MANY = [(f'd{i}', 1000.0 + i, i % 3) for i in range(2_000)]
 CLICKS = [(f'd{i}', 1300.0 + i, 1.0) for i in range(2_000)]  # each decision is worth 1, as is known 300 s later
 
 
-def test_a_clock_that_is_ahead_closes_no_window(tmp_path):
-    decisions(tmp_path, MANY)
+@pytest.mark.parametrize('late', [[], [('late', 1.7e12, 1)]], ids=['seconds', 'milliseconds'])
+def test_a_clock_that_is_ahead_closes_no_window(tmp_path, late):
+    decisions(tmp_path, [*MANY, *late])
     known = [each for each in CLICKS if each[1] <= 3000.0]
     outcomes(tmp_path, [*known, ('d5', 3000.0 + 3600, 1.0)])
-    join(tmp_path, window_secs=600.0, default_reward=0.0)
+    counted = join(tmp_path, window_secs=600.0, default_reward=0.0, max_bad_rows=len(late))
+    assert 'decisions whose window is open: 600\n' in counted
     found = rewards(tmp_path / 'data')
     # Decisions whose window is open are left out, though outcomes of half of them have come.
     assert sorted(found) == [1000.0 + i for i in range(1_400)] and set(map(tuple, found.values())) == {(1.0,)}
+
+
+@pytest.mark.parametrize('first', [0, 4])
+def test_a_decision_in_milliseconds_is_a_bad_row(tmp_path, first):
+    late = [(name, 1.7e12 + at, action) for name, at, action in DECISIONS[first:]]
+    decisions(tmp_path, [*DECISIONS[:first], *late])
+    outcomes(tmp_path)
+    need = 'need seconds since 1970 (no milliseconds), not after its file was written'
+    with pytest.raises(UserError, match=re.escape(f'in decisions-1.jsonl, row {first + 1}; {need}')):
+        join(tmp_path, window_secs=30.0, default_reward=0.0)
+    if first:
+        counted = join(tmp_path, window_secs=30.0, default_reward=0.0, max_bad_rows=1).splitlines()
+        assert {f'bad rows that {need} in time: 1', 'decisions whose window is open: 3'} <= {*counted}
 
 
 def test_the_end_of_the_log_is_that_of_its_slowest_source_less_the_time_to_settle(tmp_path):

@@ -26,10 +26,6 @@ class LogEnd:
         self._decided = -math.inf
         self._unread = min(_unread(outcomes), default=(math.inf, ''))
 
-    def is_wrong(self, path: pathlib.Path, times: np.ndarray) -> np.ndarray:
-        """Returns which times are later than their file by more than clocks differ."""
-        return times > path.stat().st_mtime + CLOCK_SECS
-
     def add_outcomes(self, path: pathlib.Path, times: np.ndarray) -> None:
         """Takes the times of outcomes in a file."""
         source = log_files.source(path)
@@ -43,6 +39,11 @@ class LogEnd:
         """Returns the time of the end [s since 1970], and what it is the time of."""
         sources = [(at, f'the newest outcome of {name}') for name, at in self._sources.items()]
         return min([*sources, (self._decided, 'the newest decision'), self._unread])
+
+
+def latest(path: pathlib.Path) -> float:
+    """Returns the latest time that a row of a file can have: its last change, and by how much clocks differ."""
+    return path.stat().st_mtime + CLOCK_SECS
 
 
 def _newest(path: pathlib.Path, times: np.ndarray) -> float:

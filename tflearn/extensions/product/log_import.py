@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import pickle
 import tempfile
@@ -26,6 +27,7 @@ from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.extensions.product import log_files, reward_parts, row_weights, table_values, tables
+from tflearn.extensions.product.log_end import latest
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.log_rows import (
     ACTION,
@@ -123,7 +125,7 @@ def run(
                 made = EpisodeWriter(begun / name, encoder.specs, stored, compress=compress)
                 return stack.enter_context(contextlib.closing(made))
 
-            rows = _encoded(paths, mapped, encoder, parsed)
+            rows = _encoded(paths, mapped, encoder, parsed, outcomes is not None)
             if outcomes:
                 joined = Outcomes(outcomes, report, paths, encoder.actions)
                 parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
@@ -231,12 +233,16 @@ def _collected(
 
 
 def _encoded(
-    paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder, parsed: IO[bytes] | None = None
+    paths: Sequence[pathlib.Path],
+    mapped: ColumnMap,
+    encoder: RowEncoder,
+    parsed: IO[bytes] | None = None,
+    by_clock: bool = False,
 ) -> Iterator[np.ndarray]:
-    """Yields the rows of all files, those that `parsed` has if there are any."""
+    """Yields the rows of all files, those that `parsed` has if there are any; their times may be of a clock."""
     labels = log_files.labels(paths)
     for i, block in _ahead(_kept(parsed) if parsed and parsed.tell() else tables.read(paths, mapped.columns)):
-        yield encoder(labels[i], i, block)
+        yield encoder(labels[i], i, block, latest(paths[i]) if by_clock else math.inf)
 
 
 def _kept(parsed: IO[bytes]) -> Iterator[tuple[int, tables.Block]]:

@@ -291,8 +291,15 @@ class RowEncoder:
             return tensor_spec.BoundedTensorSpec(shape, dtype, *feature.bounds)
         return tf.TensorSpec(shape, tf.float32)
 
-    def __call__(self, label: str, number: int, block: tables.Block) -> np.ndarray:
-        """Returns the rows of a block of a file, [N] of `dtype`; it has a name for messages, and a number."""
+    def __call__(self, label: str, number: int, block: tables.Block, latest: float = math.inf) -> np.ndarray:
+        """Returns the rows of a block of a file, [N] of `dtype`.
+
+        Args:
+          label: the name of the file, for messages.
+          number: the number of the file.
+          block: its rows.
+          latest: rows with a later time are bad, see `BlockChecks.times`.
+        """
         rows = np.zeros(len(block.rows), self.dtype)
         rows['row'] = rows['key'] = number * ROWS_OF_A_FILE + block.rows
         self._report.counts['rows'] += len(rows) + len(block.lost) + sum(block.no_rows.values())
@@ -306,7 +313,7 @@ class RowEncoder:
                 rows[each.name] = self._part(one, each)
         self._check(one, rows)
         if 'time' in self._map.keys:
-            rows['time'] = one.numbers(Feature('time', (self._map.keys['time'],)), table_values.times)[0]
+            rows['time'] = one.times(self._map.keys['time'], latest)
         for field, name in (('key', 'episode'), ('id', 'id'), ('cluster', 'cluster')):
             if column := self._map.keys.get(name):
                 rows[field], missing = table_values.hashes(block.columns[column])
@@ -429,10 +436,18 @@ class BlockChecks:
         all_of = sorted({**self.block.lost, **bad}.items())
         self._report.bad([(f'{label}, row {row}', *reason) for row, reason in all_of])
 
-    def numbers(self, feature: Feature, read: Any = table_values.numbers) -> list[np.ndarray]:
+    def numbers(self, feature: Feature) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""
-        rows, arrays = np.arange(len(self.block.rows)), self.block.columns
-        return [self.checked(feature, column, read(arrays[column]), rows) for column in feature.columns]
+        rows, read = np.arange(len(self.block.rows)), table_values.numbers
+        return [self.checked(feature, column, read(self.block.columns[column]), rows) for column in feature.columns]
+
+    def times(self, column: str, latest: float) -> np.ndarray:
+        """Returns times, [N], and NaN for those that are none, or later than the latest; marks these."""
+        values, missing, wrong = table_values.times(self.block.columns[column])
+        self.mark(missing | wrong, column, 'a time, as a number or by ISO 8601')
+        late = values > latest
+        self.mark(late, column, 'seconds since 1970 (no milliseconds), not after its file was written')
+        return np.where(missing | wrong | late, np.nan, values)
 
     def flags(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns which rows are true, or 1, and which have nothing; marks those that are neither, nor false or 0."""
@@ -443,11 +458,9 @@ class BlockChecks:
     def checked(self, feature: Feature, column: str, found: Any, rows: np.ndarray) -> np.ndarray:
         """Returns numbers; marks the rows of those that are none."""
         values, missing, wrong = found
-        need = 'a time, as a number or by ISO 8601'
-        if feature.name != 'time':
-            need, large = 'a finite number', np.isfinite(values) & (np.abs(values) > LARGEST)
-            self.mark(rows[large], column, f'a number of float32, at most {LARGEST:.2g}')
-            wrong = wrong | large
+        need, large = 'a finite number', np.isfinite(values) & (np.abs(values) > LARGEST)
+        self.mark(rows[large], column, f'a number of float32, at most {LARGEST:.2g}')
+        wrong = wrong | large
         if feature.kind == 'integer':
             low, high = feature.bounds
             need, known = f'an integer from {low:g} to {high:g}', ~missing & ~wrong

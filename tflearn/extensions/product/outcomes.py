@@ -19,7 +19,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
 from tflearn.extensions.product.delays import Delays
-from tflearn.extensions.product.log_end import LogEnd
+from tflearn.extensions.product.log_end import LogEnd, latest
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.log_rows import (
     ACTION,
@@ -152,9 +152,7 @@ class Outcomes:
                 rows[each.name] = one.checked(each, each.columns[0], found, np.arange(len(rows)))
             if options.weights:
                 rows['reward'] = reward_parts.weighted(rows, options.weights)
-            rows['time'] = one.numbers(Feature('time', (options.time,)), table_values.times)[0]
-            late = self._end.is_wrong(path, rows['time'])
-            one.mark(late, options.time, 'seconds since 1970 (no milliseconds), not after its file was written')
+            rows['time'] = one.times(options.time, latest(path))
             rows['id'], missing = table_values.hashes(block.columns[options.id])
             one.mark(missing, options.id, 'an id')
             rows['double'], without = table_values.hashes(block.columns[options.double])
