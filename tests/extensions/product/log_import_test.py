@@ -341,6 +341,10 @@ def test_vocabularies_of_an_earlier_data_set_are_kept(tmp_path):
             MAP.replace("item', kind = 'category'", "item'"),
             "got an action of another kind, with the masks ['observation.all",
         ),
+        (
+            MAP.replace("reward = {column = 'clicks', missing = 0}", 'outcomes = {}'),
+            'got a column map whose rewards are in `outcomes`; need `tflearn data join` with their files',
+        ),
         ('= 3', 'map.toml, which cannot be read (Invalid'),
     ],
 )

@@ -149,7 +149,8 @@ def test_a_log_whose_windows_are_all_open_is_named(tmp_path):
 def test_without_a_default_and_a_window_only_what_has_outcomes_is_kept(tmp_path):
     decisions(tmp_path)
     outcomes(tmp_path)
-    join(tmp_path)
+    # A map of `import` too: the reward is the outcomes', though the decisions have no such column.
+    join(tmp_path, mapped=f"reward = 'click'\n{MAP}")
     assert rewards(tmp_path / 'data') == {100.0: [1.0], 110.0: [7.0], 120.0: [5.0], 195.0: [1.0]}
 
 

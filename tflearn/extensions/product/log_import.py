@@ -79,6 +79,12 @@ def import_logs(
         found = log_files.find(outcomes['paths'], 'outcomes')
         of_reward = {'parts': mapped.parts, 'weights': mapped.weights}
         joined = options_of(mapped.outcomes, **{**outcomes, **of_reward, 'paths': found})
+        mapped = dataclasses.replace(mapped, features=tuple(each for each in mapped.features if each.name != 'reward'))
+    elif not any(each.name == 'reward' or each.name.startswith(reward_parts.PREFIX) for each in mapped.features):
+        raise UserValueError(
+            'got a column map whose rewards are in `outcomes`; need `tflearn data join` with their files, or no '
+            '`outcomes` and the reward as a column of the log'
+        )
     files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
     run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
@@ -102,7 +108,7 @@ def run(
       report: counts what is found.
       vocabularies: an earlier data set, whose vocabularies are taken; None collects them from the data.
       compress: compress the files with gzip.
-      outcomes: gives the rewards, if the logs have none; the map has an id and a time then.
+      outcomes: gives the rewards, not the logs; the map has an id and a time then.
 
     Raises:
       ValueError: if there are more bad rows than the report allows, or no episode at all, or more categories than
