@@ -141,7 +141,7 @@ def test_a_behaviour_policy_is_estimated_by_weights(runs, logs):
 
 
 def test_weights_of_one_change_nothing(runs, logs, tmp_path):
-    assert evaluate(runs['all'], logs['ones']) == evaluate(runs['all'], logs['all'])
+    assert evaluate(runs['weighed'], logs['ones']) == evaluate(runs['weighed'], logs['all'])
     path = external.load(runs['weighed'].policy('greedy_policy')).path
     datasets = [Dataset([str(logs[name])]) for name in ('all', 'ones')]
     one, other = (promotion.judge(path, None, each, GateOptions(), SERVED) for each in datasets)
