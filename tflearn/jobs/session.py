@@ -83,7 +83,8 @@ def only_learner(run: Run, device: Device) -> Iterator[tuple[Run, tf.distribute.
         except Stopped:
             status.update('stopped')
         except BaseException as error:
-            status.update(f'failed: {error}')
+            if status.newest.get('state') != 'stopped':  # by a request to another worker
+                status.update(f'failed: {error}')
             raise
 
 
