@@ -137,6 +137,12 @@ def test_an_episode_is_held_out_in_as_many_splits_as_stated_and_then_trained_on(
     assert set(episodes(later, 'reward')) == set(range(330, EPISODES)), 'what was held out has judged'
     _, held_out = parts(data, tmp_path / 'both', share=0.25, rounds=2, earlier=tmp_path / 'later')
     assert set(episodes(held_out, 'reward')) == new[3], 'and the next one by those that the share takes'
+    earlier, held = {}, []
+    for share in (0.3, 0.1, 0.3):
+        path = tmp_path / f'shares{len(held)}'
+        held.append(set(episodes(parts(data, path, share=share, rounds=3, **earlier)[1], 'reward')))
+        earlier = {'earlier': path}
+    assert held[2] == held[1] < held[0], 'what was trained on in between judges no more'
 
 
 def test_a_cluster_is_held_out_as_a_whole_and_once(tmp_path):

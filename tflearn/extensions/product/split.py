@@ -106,7 +106,9 @@ def split(
         if both := clusters[0] & clusters[1]:
             raise UserValueError(f'got by={by!r}, which puts {len(both)} clusters in both parts; need by={ID!r}')
         held_out = new if new or share == 1 else {number for number in numbers if number < share}
-        np.save(begun / _SEEN, _seen_after(seen, numbers, held_out, rounds))
+        # With a share of 1 nothing is trained on.
+        kept = held_out | {*seen[0].tolist()} if share == 1 else held_out
+        np.save(begun / _SEEN, _seen_after(seen, numbers, kept, rounds))
 
     totals = _write(readers, output, facts, compress, column, is_held_out, finish)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
@@ -196,12 +198,12 @@ def _seen(earlier: pathlib.Path) -> np.ndarray:
     return found if found.ndim == 2 else np.stack([found, np.zeros(len(found))])
 
 
-def _seen_after(seen: np.ndarray, numbers: Collection[float], held_out: Collection[float], rounds: int) -> np.ndarray:
-    """Returns what was seen after a split of `numbers`, of which `held_out` are held out."""
+def _seen_after(seen: np.ndarray, numbers: Collection[float], kept: Collection[float], rounds: int) -> np.ndarray:
+    """Returns what was seen after a split of `numbers`, of which all but `kept` may be trained on."""
     names = np.union1d(seen[0], [*numbers])
-    left = (rounds - 1.0) * np.isin(names, [*held_out])
+    left = np.full(len(names), rounds - 1.0)
     left[np.isin(names, seen[0])] = np.maximum(seen[1] - 1, 0)
-    return np.stack([names, left])
+    return np.stack([names, left * np.isin(names, [*kept])])
 
 
 class _Hashes:
