@@ -121,11 +121,15 @@ def test_separators_are_recognised_or_stated(tmp_path, separator):
 def test_a_quote_that_is_not_closed_costs_its_own_row_with_other_separators(tmp_path):
     path = tmp_path / 'log.csv'
     lines = ['id;clicks;item;x;note', 'a;1;cup;0.5;"note', 'b;1;"c;p";0.5;"a, ""b"""', 'c;1;cup;0.5;x,"y"', 'd;1;cup']
+    lines += [';1;cup;0.5;x', ';0;cup;0.5;x']
     path.write_text('\n'.join(lines) + '\n')
     mapped = "id = 'id'\nreward = 'clicks'\naction = {column = 'item', kind = 'category'}\nobservation = {x = 'x'}"
-    _, counts, _ = import_logs(tmp_path, [path], mapped=mapped, max_bad_rows=3)
+    _, counts, text = import_logs(tmp_path, [path], mapped=mapped, max_bad_rows=4)
     # In CSV a quote inside of a cell that does not begin with one is no quote that closes.
-    assert (counts['rows'], counts['bad rows'], counts['episodes']) == (4, 2, 2)
+    assert (counts['rows'], counts['bad rows'], counts['episodes']) == (6, 4, 2) and 'duplicate: rows' not in counts
+    quotes = 'quotes around a cell, and two for each one in it'
+    expected = f'rows: 6 = 2 good + 1 that need 5 cells + 1 that need {quotes} + 2 that need the id in id'
+    assert expected in text.splitlines()
 
 
 def test_an_ambiguous_separator_is_an_error_by_name(tmp_path):

@@ -205,6 +205,7 @@ BAD = {
     'missing': ('a,2,1,1,cup,1,,1,de,1,cup,cup', 'x = None', 'a finite number, or `missing`'),
     'no session': (',2,1,1,cup,1,1,1,de,1,cup,cup', 'session = None', 'the episode'),
     'no time': ('a,soon,1,1,cup,1,1,1,de,1,cup,cup', "at = 'soon'", 'a time'),
+    'milliseconds': ('a,1700000000000,1,1,cup,1,1,1,de,1,cup,cup', "at = '1700000000000'", 'seconds since 1970'),
     'no probability': ('a,2,1,1.5,cup,1,1,1,de,1,cup,cup', "p = '1.5'", 'a probability'),
     'no action': ('a,2,1,1,,1,1,1,de,1,cup,cup', 'item = None', 'an action of the vocabulary'),
     'unknown action': ('a,2,1,1,jug,1,1,1,de,1,cup,cup', "item = 'jug'", 'an action of the vocabulary'),

@@ -323,6 +323,63 @@ def test_a_clock_that_is_ahead_closes_no_window(tmp_path, late):
     assert sorted(found) == [1000.0 + i for i in range(1_400)] and set(map(tuple, found.values())) == {(1.0,)}
 
 
+@pytest.mark.parametrize(
+    ('shift', 'what'), [(3600.0, 'later than --window_secs after'), (-3600.0, 'before'), (0.0, '')]
+)
+def test_a_source_whose_clock_is_wrong_is_a_warning(tmp_path, shift, what):
+    decisions(tmp_path, MANY)
+    right = outcomes(tmp_path, CLICKS[::2], 'clicks-1.jsonl')
+    wrong = outcomes(tmp_path, [(name, at + shift, reward) for name, at, reward in CLICKS[1::2]], 'clicks-2.jsonl')
+    found = join(tmp_path, files=[right, wrong], window_secs=600.0, default_reward=0.0, until=9000.0)
+    warnings = [line for line in found.splitlines() if line.startswith('warning: ')]
+    if what:
+        assert f'1000 of 1000 outcomes of clicks-2.jsonl are {what} their decisions in decisions-1.jsonl' in warnings[0]
+        assert f'by {abs(shift + 300):.0f} s: if the clock of one of both is wrong, correct its times' in warnings[0]
+    assert len(warnings) == bool(what)
+
+
+def test_decisions_without_probabilities_are_joined_to_train(tmp_path):
+    path = decisions(tmp_path)
+    path.write_text(path.read_text().replace('"probability": 0.5, ', ''))
+    outcomes(tmp_path)
+    found = join(tmp_path, window_secs=30.0, default_reward=0.0)
+    assert "warning: no decision has a 'probability', and the column map no `propensity`" in found
+    names = {column.name for column in columns.read_columns(tmp_path / 'data')}
+    assert (
+        'policy_info.id' in names
+        and 'policy_info.log_probability' not in names
+        and len(rewards(tmp_path / 'data')) == 4
+    )
+    with pytest.raises(UserError, match="with 0 columns 'p'; need one"):
+        join(tmp_path, 'other', f"propensity = 'p'\n{MAP}")
+
+
+@pytest.mark.parametrize(
+    ('ranges', 'warned', 'first'),
+    [
+        ('reward_range = [0, 5]', '3 rewards are outside of the stated range, 0 to 5', '-1 in decisions-1.jsonl'),
+        ('reward_range = [-1, 5]', None, None),
+        (
+            "episode = 'action'\nreturn_range = [0, 5]",
+            '1 sums of rewards are outside',
+            '-3 in decisions-1.jsonl, row 2',
+        ),
+    ],
+)
+def test_rewards_outside_of_the_stated_range_are_named(tmp_path, ranges, warned, first):
+    decisions(tmp_path)
+    outcomes(tmp_path, [('a', 105.0, 0.1), ('c', 121.0, 5.0), ('x', 300.0, 1.0)])
+    found = join(tmp_path, mapped=f'{ranges}\n{MAP}', window_secs=30.0, default_reward=-1.0, until=230.0)
+    # The default reward, of b, d and e, counts as all others.
+    warnings = [line for line in found.splitlines() if 'stated range' in line]
+    if warned is None:
+        assert warnings == []
+    else:
+        assert warned in warnings[-1] and first in warnings[-1], found
+        counted, _, kind = warned.partition(' are')[0].partition(' ')
+        assert warnings[0] == f'{kind} outside of the stated range: {counted}'
+
+
 @pytest.mark.parametrize('first', [0, 4])
 def test_a_decision_in_milliseconds_is_a_bad_row(tmp_path, first):
     late = [(name, 1.7e12 + at, action) for name, at, action in DECISIONS[first:]]

@@ -240,7 +240,8 @@ def test_a_cell_of_several_lines_is_one_row(tmp_path, monkeypatch):
     rows = ''.join(f'{i},1,"cup{i % 2}",0.5,"a\r\n\nb, ""c"""\r\n' for i in range(50))
     path.write_bytes(f'id,clicks,item,x,note\r\n{rows}z,1,"cup'.encode())
     found = import_small(tmp_path, path, max_bad_rows=1)
-    assert (found['rows'], found['episodes'], found['bad rows']) == ('51', '50', '1')
+    rows = '51 = 50 good + 1 that need quotes around a cell, and two for each one in it'
+    assert (found['rows'], found['episodes'], found['bad rows']) == (rows, '50', '1')
 
 
 def bad(name, value, need, got=None):

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import pathlib
 import pickle
 import tempfile
@@ -38,6 +37,7 @@ from tflearn.extensions.product.log_rows import (
     read_map,
 )
 from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
+from tflearn.extensions.product.reward_ranges import RewardRanges
 from tflearn.files.run_dir import read_json, write_json
 
 MAX_CATEGORIES = 100_000
@@ -48,7 +48,8 @@ _T = TypeVar('_T')
 _KEPT = {'episode': 'key', 'id': 'id'}
 _WEIGHTS = 'another weight than the row before it', 'one weight for an episode'
 # The columns of a server's decisions.
-_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': 'probability', 'outcomes': {}}
+_PROBABILITY = 'probability'
+_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': _PROBABILITY, 'outcomes': {}}
 
 
 def import_logs(
@@ -72,8 +73,16 @@ def import_logs(
         be directories too.
       **options: see `Report`.
     """
-    report = Report(**options)
-    mapped = read_map(column_map, _DECISIONS if outcomes is not None else {})
+    report, given = Report(**options), {} if outcomes is None else dict(_DECISIONS)
+    files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
+    if outcomes is not None and not tables.have_column(files, _PROBABILITY):
+        given.pop('propensity')
+    mapped = read_map(column_map, given)
+    if outcomes is not None and not mapped.feature('propensity'):
+        report.warnings.append(
+            f'no decision has a {_PROBABILITY!r}, and the column map no `propensity`: such data train a policy, '
+            'tflearn-evaluate estimates the probabilities, and the gate judges nothing by them; log them for that'
+        )
     joined = None
     if outcomes is not None:
         found = log_files.find(outcomes['paths'], 'outcomes')
@@ -85,7 +94,6 @@ def import_logs(
             'got a column map whose rewards are in `outcomes`; need `tflearn data join` with their files, or no '
             '`outcomes` and the reward as a column of the log'
         )
-    files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
     run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
 
@@ -119,7 +127,7 @@ def run(
     with new_directory(output) as begun, tempfile.TemporaryFile() as parsed:
         words = _vocabularies(paths, mapped, vocabularies, parsed)
         weighs = outcomes is not None and outcomes.weigh_delays
-        encoder, keys = RowEncoder(mapped, words, report, weighs), mapped.keys
+        encoder, keys, labels = RowEncoder(mapped, words, report, weighs), mapped.keys, log_files.labels(paths)
         if weighs and 'episode' in keys:
             raise UserValueError('got --weigh_delays with an `episode` in the column map; need decisions one by one')
         info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
@@ -131,7 +139,7 @@ def run(
                 made = EpisodeWriter(begun / name, encoder.specs, stored, compress=compress)
                 return stack.enter_context(contextlib.closing(made))
 
-            rows = _encoded(paths, mapped, encoder, parsed, outcomes is not None)
+            rows = _encoded(paths, mapped, encoder, parsed)
             if outcomes:
                 joined = Outcomes(outcomes, report, paths, encoder.actions)
                 parts = stack.enter_context(_divided(joined.blocks(), joined.dtype, 'id'))
@@ -144,13 +152,13 @@ def run(
             if by := next((_KEPT[name] for name in _KEPT if name in keys), None):
                 if by == 'key' or not outcomes:
                     rows = stack.enter_context(_divided(rows, encoder.dtype, by))()
-                order = _Order(log_files.labels(paths), keys, report)
+                order = _Order(labels, keys, report)
                 rows = (_repeated(order(part)) for part in rows if len(part))
             else:
                 # Of a decision for several slots all or none are left.
                 rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
-            report.actions = ActionTable(encoder.actions)
-            known = _counted(_by_knowledge(rows), report.actions)
+            report.actions, ranges = ActionTable(encoder.actions), RewardRanges(mapped, labels)
+            known = _counted(_by_knowledge(map(ranges.checked, rows)), report.actions)
             for name, records in _ahead(_records(writer('').encoder, known, keys)):
                 writer(name).write_records(records)
         if not writer('').num_episodes:
@@ -161,6 +169,7 @@ def run(
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
         if outcomes:
             report.warnings += joined.warnings()
+        ranges.report(report)
         report.counts.update(episodes=writer('').num_episodes, steps=writer('').num_steps)
         if (begun / UNKNOWN).exists():
             report.counts['episodes with unknown rewards'] = writer(UNKNOWN).num_episodes
@@ -239,16 +248,12 @@ def _collected(
 
 
 def _encoded(
-    paths: Sequence[pathlib.Path],
-    mapped: ColumnMap,
-    encoder: RowEncoder,
-    parsed: IO[bytes] | None = None,
-    by_clock: bool = False,
+    paths: Sequence[pathlib.Path], mapped: ColumnMap, encoder: RowEncoder, parsed: IO[bytes] | None = None
 ) -> Iterator[np.ndarray]:
-    """Yields the rows of all files, those that `parsed` has if there are any; their times may be of a clock."""
+    """Yields the rows of all files, those that `parsed` has if there are any."""
     labels = log_files.labels(paths)
     for i, block in _ahead(_kept(parsed) if parsed and parsed.tell() else tables.read(paths, mapped.columns)):
-        yield encoder(labels[i], i, block, latest(paths[i]) if by_clock else math.inf)
+        yield encoder(labels[i], i, block, latest(paths[i]))
 
 
 def _kept(parsed: IO[bytes]) -> Iterator[tuple[int, tables.Block]]:
@@ -345,7 +350,8 @@ class _Order:
         return order[rows['row'][order] != rows['row'][order][first_of]]
 
     def _found(self, rows: np.ndarray, kind: str, which: np.ndarray, need: str) -> bool:
-        """Counts rows; returns whether they are refused, and marks them then."""
+        """Counts rows, but bad ones; returns whether they are refused, and marks them then."""
+        which = which[~rows['bad'][which]]
         refused = self.report.found(kind, 'rows', len(which))
         if refused:
             self._mark(rows, which, f'a {kind}', f'{need}, by --refuse')

@@ -21,6 +21,7 @@ class Report:
       refused: which of `REFUSALS` make a row a bad one.
       max_bad_rows: bad rows that are left out; one more is an error.
       counts: of rows by what was done with them.
+      bad_rows: how many rows of 'rows' and 'outcomes' are bad, by what they need.
       warnings: what is to be doubted.
       actions: the rows of each action, with their rewards.
     """
@@ -28,15 +29,18 @@ class Report:
     refused: Sequence[str] = ()
     max_bad_rows: int = 0
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    bad_rows: dict[str, collections.Counter[str]] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
     actions: ActionTable = dataclasses.field(default_factory=ActionTable)
 
-    def bad(self, rows: Sequence[tuple[str, str, str]]) -> None:
+    def bad(self, rows: Sequence[tuple[str, str, str]], of: str = 'rows') -> None:
         """Counts bad rows, each with its place, what was got and what is needed; raises ValueError for too many."""
-        room = self.max_bad_rows - self.counts['bad rows']
+        room, by_need = self.max_bad_rows - self.counts['bad rows'], self.bad_rows.setdefault(of, collections.Counter())
         for place, got, need in rows:
             column, separator, _ = got.partition(' = ')
-            kind = f'bad rows that need {need}' + (f' in {column}' if separator else '')
+            needed = need + (f' in {column}' if separator else '')
+            kind = f'bad rows that need {needed}'
+            by_need[needed] += 1
             self.counts['bad rows'] += 1
             self.counts[kind] += 1
             if self.counts[kind] <= _MAX_NAMED and len(rows) <= room:
@@ -53,5 +57,13 @@ class Report:
         return kind in self.refused
 
     def __str__(self) -> str:
-        lines = [f'{name}: {count}' for name, count in sorted(self.counts.items())]
+        lines = [f'{name}: {count}{self._sum(name, count)}' for name, count in sorted(self.counts.items())]
         return '\n'.join([*lines, *(f'warning: {each}' for each in self.warnings)])
+
+    def _sum(self, name: str, count: int) -> str:
+        """Returns what all rows of a table are, which adds up; '' if none is bad."""
+        by_need = self.bad_rows.get(name)
+        if not by_need:
+            return ''
+        parts = [f'{number} that need {need}' for need, number in sorted(by_need.items())]
+        return ' = ' + ' + '.join([f'{count - by_need.total()} good', *parts])

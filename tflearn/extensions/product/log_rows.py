@@ -291,7 +291,7 @@ class RowEncoder:
             return tensor_spec.BoundedTensorSpec(shape, dtype, *feature.bounds)
         return tf.TensorSpec(shape, tf.float32)
 
-    def __call__(self, label: str, number: int, block: tables.Block, latest: float = math.inf) -> np.ndarray:
+    def __call__(self, label: str, number: int, block: tables.Block, latest: float) -> np.ndarray:
         """Returns the rows of a block of a file, [N] of `dtype`.
 
         Args:
@@ -430,11 +430,11 @@ class BlockChecks:
             if i not in self.block.bad:
                 self.block.bad[i] = f'{column} = {tables.shown(self.block.columns[column], i)}', need
 
-    def report_bad(self, label: str) -> None:
-        """Reports all bad rows of a file with this name."""
+    def report_bad(self, label: str, of: str = 'rows') -> None:
+        """Reports all bad rows of a file with this name, which is of 'rows' or 'outcomes'."""
         bad = {int(self.block.rows[i]): reason for i, reason in self.block.bad.items()}
         all_of = sorted({**self.block.lost, **bad}.items())
-        self._report.bad([(f'{label}, row {row}', *reason) for row, reason in all_of])
+        self._report.bad([(f'{label}, row {row}', *reason) for row, reason in all_of], of)
 
     def numbers(self, feature: Feature) -> list[np.ndarray]:
         """Returns the numbers of each column of a part, [N]."""

@@ -18,6 +18,7 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
+from tflearn.extensions.product.clocks import Clocks
 from tflearn.extensions.product.delays import Delays
 from tflearn.extensions.product.log_end import LogEnd, latest
 from tflearn.extensions.product.log_report import Report
@@ -125,9 +126,11 @@ class Outcomes:
         self._rewards = ['reward', *(of.name for of in options.parts.values())]  # of a wrong outcome NaN
         fields = [('id', 'u8'), ('time', 'f8'), ('double', 'u8'), *((name, 'f8') for name in self._rewards)]
         fields += [('activates', '?'), ('is_alone', '?')]  # whether it activates; whether it has no reward
+        fields += [('file', 'u4')]
         self.dtype = np.dtype(fields)
         self._end, self._begin = LogEnd(options.paths), math.inf
         self._delays: Delays | None = None
+        self._clocks = Clocks(*map(log_files.labels, (options.paths, files)))
         self._shares = np.zeros((2, _PARTS))  # of the decisions in each part of the time: with outcomes, and all
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -143,7 +146,7 @@ class Outcomes:
         for i, block in tables.read(options.paths, columns):
             path = options.paths[i]
             rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
-            rows['activates'] = one.flags(options.activated)[0]
+            rows['file'], rows['activates'] = i, one.flags(options.activated)[0]
             given = {name: table_values.numbers(block.columns[name]) for name in numbers}
             rows['is_alone'] = rows['activates'] & np.all([missing for _, missing, _ in given.values()], axis=0)
             for each in rewards:
@@ -157,8 +160,8 @@ class Outcomes:
             one.mark(missing, options.id, 'an id')
             rows['double'], without = table_values.hashes(block.columns[options.double])
             rows['double'][without] = _mixed(rows['time'], rows['reward'])[without]
-            one.report_bad(labels[i])
-            self._report.counts['outcomes'] += len(rows)
+            self._report.counts['outcomes'] += len(rows) + len(block.lost)
+            one.report_bad(labels[i], 'outcomes')
             bad = list(block.bad)
             self._end.add_outcomes(path, np.delete(rows['time'], bad))
             # The decision of a wrong outcome is known all the same.
@@ -203,8 +206,9 @@ class Outcomes:
         """Takes the delays of all decisions and outcomes, which `join` gets after that."""
         found = []
         for decisions, outcomes in parts:
-            counts: _Counts = collections.Counter()  # `join` counts them again
+            counts: _Counts = collections.Counter()  # `join` counts them again, and their delays
             of, first, unknown = self._matched(decisions, outcomes, counts)
+            self._clocks.clear()
             delays = np.full(len(decisions), math.inf)
             delays[of[::-1]] = (first['time'] - decisions['time'][of])[::-1]
             self._leave_out(decisions, ~np.isfinite(delays), unknown, counts)
@@ -240,6 +244,8 @@ class Outcomes:
         early = (found['time'] < decided) & ~wrong
         counts['late outcomes'] += int(np.count_nonzero(late))
         counts['outcomes before their decision'] += int(np.count_nonzero(early))
+        delays, files = found['time'] - decided, decisions['row'][of] // ROWS_OF_A_FILE
+        self._clocks.add(found['file'][~wrong], files[~wrong], delays[~wrong], window)
         unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
         return of[~(late | wrong | early)], found[~(late | wrong | early)], unknown
 
@@ -275,7 +281,7 @@ class Outcomes:
         others = int(np.count_nonzero(found['reward'].astype(kept.dtype) != kept))
         if others and options.combine != 'sum':
             counts['outcomes with another reward than the one that counts'] += others
-        without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown
+        without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown & ~decisions['bad']
         counts['decisions without an outcome'] += int(np.count_nonzero(without & decisions[ACTIVATED]))
         decisions['reward'][without] = options.default_reward or 0.0
         is_open = self._leave_out(decisions, without, unknown, counts)
@@ -290,9 +296,15 @@ class Outcomes:
     ) -> np.ndarray:
         """Marks what is not known; returns which windows are open, [N].
 
-        Which decisions these are, their own times say, never that an outcome has come, unless they have weights.
+        Which decisions these are, their own times say, never that an outcome has come, unless they have weights. Each
+        is counted once, for the first reason.
         """
         options, bad, (until, _) = self._options, decisions['bad'], self.end()
+
+        def leave_out(which: np.ndarray, reason: str) -> None:
+            counts[reason] += int(np.count_nonzero(which & ~bad))
+            bad[which] = True
+
         is_open = np.zeros(len(decisions), bool)
         if options.window_secs is not None:
             is_open = decisions['time'] + options.window_secs > until
@@ -300,21 +312,17 @@ class Outcomes:
             if self._delays:
                 pending = is_open & ~self._weigh(decisions, is_open & ~unknown, without)
                 counts[_WEIGHED] += int(np.count_nonzero(is_open & ~pending))
-            counts[OPEN] += int(np.count_nonzero(pending))
-            bad |= pending
-        hidden = ~(decisions[ACTIVATED] | is_open)
-        counts.update({tables.NOT_ACTIVATED: int(np.count_nonzero(hidden))} if hidden.any() else {})
-        bad |= ~decisions[ACTIVATED]
+            leave_out(pending, OPEN)
+        if not decisions[ACTIVATED].all():
+            leave_out(~decisions[ACTIVATED], tables.NOT_ACTIVATED)
         for begin, end, text in map(parse_outage, options.outages):
             files = np.array([text in str(path) for path in self._files])
             lost = files[decisions['row'] // ROWS_OF_A_FILE] & (decisions['time'] <= end)
             lost &= decisions['time'] + (options.window_secs or 0.0) >= begin
-            counts['decisions in an outage'] += int(np.count_nonzero(lost))
-            bad |= lost
+            leave_out(lost, 'decisions in an outage')
         if options.last_secs is not None:
             old = decisions['time'] < until - options.last_secs
-            counts['decisions that are too old'] += int(np.count_nonzero(old))
-            bad |= old
+            leave_out(old, 'decisions that are too old')
         return is_open
 
     def _weigh(self, decisions: np.ndarray, is_open: np.ndarray, without: np.ndarray) -> np.ndarray:
@@ -360,6 +368,7 @@ class Outcomes:
                 f'of all others {share[i]:.2%}: if outcomes were lost, --outages={begin:.0f},{end:.0f} leaves these '
                 'decisions out'
             )
+        found += self._clocks.warnings()
         if self._options.window_secs is None and self._options.default_reward is not None:
             found.append(
                 'without --window_secs a decision without an outcome has the default reward, though one may still come'

@@ -141,6 +141,11 @@ def _complete(block: Block, columns: Columns, names: Collection[str], of_directo
             block.absent.append(name)
 
 
+def have_column(paths: Sequence[pathlib.Path], name: str) -> bool:
+    """Returns whether one of the files has a column; raises as `read`."""
+    return any(name in [*_names(path, Columns([name])), *log_files.partitions(path)] for path in paths)
+
+
 def num_rows(path: pathlib.Path) -> int:
     """Returns how many rows a file has, or at least lines."""
     with _errors_of(path):
@@ -240,7 +245,7 @@ def _csv_block(
 
     def skip(row: Any) -> str:
         wrong.append(row.number - 1)
-        lost[int(rows[row.number - 1])] = f'{row.actual_columns} cells', str(row.expected_columns)
+        lost[int(rows[row.number - 1])] = f'{row.actual_columns} cells', f'{row.expected_columns} cells'
         return 'skip'
 
     if not len(rows):
