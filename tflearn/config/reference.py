@@ -6,6 +6,7 @@ of the dataclasses among these. They are read from the modules themselves, which
 What packaged gin files bind them to is read from the files' text.
 """
 
+import collections
 import dataclasses
 import difflib
 import functools
@@ -184,11 +185,25 @@ def _functions(section: Section) -> Iterator[Configurable]:
                     yield Configurable(value, module.__name__, name)
 
 
+@functools.cache
+def _written() -> Mapping[str, list[str]]:
+    """Returns how gin files may write a dataclass, such as `loop.Logs`: by the module of what takes it."""
+    found = collections.defaultdict[str, list[str]](list)
+    for root in itertools.chain.from_iterable(sections().values()):
+        module = importlib.import_module(root.configurable.module)
+        for kind in (each.configurable for each in root.dataclasses()):
+            name = f'{module.__name__.rpartition(".")[2]}.{kind.attribute}'
+            is_there = getattr(module, kind.attribute, None) is kind.function
+            if is_there and name not in (kind.name, *found[kind.name]):
+                found[kind.name].append(name)
+    return found
+
+
 def find(name: str) -> list[Setting]:
     """Returns the settings of a function or dataclass, or those that have this name.
 
     Args:
-      name: such as `experience.Uniform`, `Uniform`, `Uniform.max_size` or `max_size`.
+      name: such as `experience.Uniform`, `Uniform`, `Uniform.max_size` or `max_size`, or as gin files write it.
 
     Raises:
       ValueError: if there is none, with the nearest names.
@@ -213,7 +228,8 @@ def text(name: str) -> str:
     owners = {each.configurable.name: each for group in sections().values() for each in group}
     for owner in dict.fromkeys(each.owner for each in found):
         about = owners[owner]
-        lines += ['', f'{owner} (from {about.configurable.module}): {about.about}.']
+        written = ', '.join(_written().get(owner, ()))
+        lines += ['', f'{owner} (from {about.configurable.module}{written and f"; {written}"}): {about.about}.']
         for each in found:
             if each.owner == owner:
                 unit = f' [{each.unit}]' if each.unit else ''
@@ -262,14 +278,8 @@ def _header(content: str) -> list[str]:
 
 
 def _names_of(setting: Setting) -> tuple[str, ...]:
-    owner = setting.owner.rpartition('.')[2]
-    return (
-        setting.owner,
-        owner,
-        setting.name,
-        f'{owner}.{setting.name}',
-        f'{setting.owner}.{setting.name}',
-    )
+    owners = setting.owner.rpartition('.')[2], setting.owner, *_written().get(setting.owner, ())
+    return (setting.name, *owners, *(f'{owner}.{setting.name}' for owner in owners))
 
 
 def shown(value: Any) -> str:
