@@ -98,7 +98,10 @@ def test_health_is_that_of_each_service(serve):
 
 
 def test_rejects_a_port_in_use(serve):
-    with pytest.raises(ValueError, match='and a free port'):
+    with pytest.raises(
+        ValueError,
+        match='^got the address .* cannot be listened at; need .* and a free port; stop what uses it, or give',
+    ):
         GrpcServer({}, ServerOptions(port=serve({}).port))
 
 

@@ -335,7 +335,8 @@ async def _start(options: ServerOptions, handlers: Mapping[str, Any]) -> tuple[A
             failure = error
     else:
         raise UserValueError(
-            f'got the address {address}, which cannot be listened at; need a name of this machine and a free port'
+            f'got the address {address}, which cannot be listened at; need a name of this machine and a free port; '
+            'stop what uses it, or give others'
         ) from failure
     await server.start()
     return server, port
