@@ -160,6 +160,10 @@ def test_vocabularies_are_in_the_metadata(tmp_path):
     PolicyExporter(example_policies.greedy(), tmp_path / NAME).export(3, {'vocabularies': words})
     with serving(tmp_path) as (served, server, _):
         assert ask(served.port, f'/v1/models/{NAME}/metadata')[1]['metadata']['vocabularies'] == words
+        # The numbers are as TensorFlow Serving has them; the texts stand beside them.
+        for form, name in (('instances', 'predictions'), ('inputs', 'outputs')):
+            code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {form: [[0.1, 0.2, 0.3, 0.4]] * 2})
+            assert code == 200 and answer['texts'] == {'action': [words['action'][i] for i in answer[name]]}
         with contextlib.closing(PolicyClient(f'localhost:{server.port}')) as client:
             assert client.vocabularies() == words
 

@@ -121,12 +121,22 @@ def _understood(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning
     return np.array(found).reshape(values.shape)
 
 
-def answer(form: str, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the message with the outputs of a request; the name of an only output is left out."""
+def answer(form: str, outputs: Mapping[str, np.ndarray], actions: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the message with the outputs of a request; the name of an only output is left out.
+
+    Args:
+      actions: the texts of the actions, if they are categories: they stand beside the outputs, which are those of
+        TensorFlow Serving.
+    """
     lists = {name: _json(name, output) for name, output in outputs.items()}
+    chosen = outputs.get('action')
+    more: dict[str, Any] = {}
+    if actions and chosen is not None and chosen.dtype.kind == 'i' and (chosen < len(actions)).all():
+        more = {'texts': {'action': np.array(actions, object)[chosen].tolist()}}
     if form == 'inputs':
-        return {'outputs': _only(lists)}
-    return {'predictions': [_only(dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]}
+        return {'outputs': _only(lists), **more}
+    rows = [_only(dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]
+    return {'predictions': rows, **more}
 
 
 def _columns(rows: Any) -> Any:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -90,8 +90,8 @@ class RestServer:
         with self._room(len(body)):
             parsed = await self._parsed(body, json_tensors.parse)
             call = functools.partial(self._answer, parsed, functools.partial(_spec, field, *words))
-            form, outputs = await self._call(request, 'Predict', call)
-        written = functools.partial(_written, form, outputs)
+            form, outputs, actions = await self._call(request, 'Predict', call)
+        written = functools.partial(_written, form, outputs, actions)
         is_large = sum(output.size for output in outputs.values()) > _MANY
         return await self._http.in_thread(written) if is_large else written()
 
@@ -131,7 +131,8 @@ class RestServer:
 
             return self._server.checked(signature, shapes, to_array)
 
-        return parsed.form, (await self._server.answer(spec, parsed.output_filter, read))[2]
+        model, _, outputs = await self._server.answer(spec, parsed.output_filter, read)
+        return parsed.form, outputs, model.vocabularies.get('action', ())
 
     async def _outcomes(self, request: Request) -> Response:
         body = await request.read()
@@ -189,8 +190,8 @@ class RestServer:
                 self._bytes -= size
 
 
-def _written(form: str, outputs: Arrays) -> Response:
-    return json_response(json_tensors.answer(form, outputs))
+def _written(form: str, outputs: Arrays, actions: Sequence[str]) -> Response:
+    return json_response(json_tensors.answer(form, outputs, actions))
 
 
 def _spec(field: str, name: str, word: str = '') -> Any:
