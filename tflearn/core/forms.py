@@ -45,7 +45,7 @@ def fault(value: Any, form: Any, name: str = '', where: str = '') -> str | None:
         return None
     is_list, length = typing.get_origin(container) in _LISTS, _length(container)
     if not isinstance(value, list if is_list else dict) or length not in (None, len(value)):
-        return _text(value, name, where, f'a list of {length}' if length else 'a list' if is_list else 'an object')
+        return _text(value, name, where, f'a list of {length}' if length else 'a list' if is_list else 'a JSON object')
     if missing := [field for field, (_, needed) in _fields(container).items() if needed and field not in value]:
         return f'got {where}no {inner_name(name, missing[0])}; need that'
     faults = (fault(each, part, inner, where) for each, part, inner in _parts(value, container, name))

@@ -130,8 +130,6 @@ def read_json(path: pathlib.Path, form: Any = dict[str, Any]) -> dict[str, Any] 
         ) from error
     except (ValueError, RecursionError) as error:
         raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
-    if not isinstance(value, dict):
-        raise UserValueError(f'got a damaged file {path} ({type(value).__name__}); need a JSON object; remove the file')
     if fault := forms.fault(value, form, '', f'a damaged file {path}, with '):
         raise UserValueError(f'{fault}; remove the file')
     return value

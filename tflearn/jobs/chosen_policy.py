@@ -35,8 +35,8 @@ def find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | 
         policy; or the path, with a '/', of a SavedModel, of a directory of versions or of a run,
         see `external.load`; or a function of a batch of observations, or its name,
         'module:function'; or 'random' for actions drawn uniformly within their bounds.
-      train_step: the train step of the policy's version; None takes the one that a finished run
-        ended with, else the newest.
+      train_step: the train step of the policy's version; None takes the one that `tflearn promote`
+        has made stable, else the one that a finished run ended with, else the newest.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: if there is none, or a damaged one.
@@ -54,11 +54,11 @@ def find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | 
 
 
 def load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
-    """Returns a version of an exported policy; None as train step takes the run's result,
-    else the newest.
+    """Returns a version of an exported policy; None as train step takes what serves,
+    else the run's result, else the newest.
     """
     directory = run_dir.policy(name)
-    step = train_step
+    step = versions.stable_version(directory) if train_step is None else train_step
     if step is None:  # the policy that the run ended with, which is the best one that was evaluated
         result = re.fullmatch(
             rf'policies/{re.escape(name)}/(\d+)', str((read_json(run_dir.done, messages.Done) or {}).get('policy'))

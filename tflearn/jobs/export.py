@@ -49,8 +49,8 @@ def export(
     Args:
       run_dir: the run's directory.
       policy: the exported policy's name.
-      train_step: the train step of the version or update; None takes the best version by
-        evaluation, or the newest if none was evaluated.
+      train_step: the train step of the version or update; None takes the stable version, else the
+        best one by evaluation, or the newest if none was evaluated.
       output: the path of the model: a directory that must not exist, or a file for a format. None
         leaves a full model among the exported versions, exempt from pruning, and one of a format in
         `RunDir.converted`.
@@ -133,9 +133,11 @@ def _check_outputs(
 
 
 def _step(directory: pathlib.Path) -> int:
-    """Returns the train step of the best version by evaluation, else of the newest one."""
-    for found in (versions.best_version(directory), versions.newest_version(directory)):
-        if found is not None:
+    """Returns the train step of the version that serves by its state, else of the best one by evaluation,
+    else of the newest one.
+    """
+    for find in (versions.stable_version, versions.best_version, versions.newest_version):
+        if (found := find(directory)) is not None:
             return found
     raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
 

@@ -116,8 +116,9 @@ class Initial:
         steps) are loaded too: ('agent',) for all of them; () for none.
       policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) from
         which this run loads its initial variables, instead of a checkpoint: a version, a directory
-        of versions (the newest is used), or a run's directory (the best is used). Variables that no
-        policy has, such as critics, are initialized as usual.
+        of versions (the newest is used), or a run's directory (the best is used); of both the one
+        that `tflearn promote` made stable, if there is one. Variables that no policy has, such as
+        critics, are initialized as usual.
       demonstrations: recorded episodes that the run trains on first, or all the time; None for
         none.
       cloning: trains the initial policy by behavioural cloning of recorded episodes, instead of

@@ -28,7 +28,7 @@ from tflearn.policies import versions
 State = Literal['stable', 'canary', 'shadow']
 STABLE, CANARY, SHADOW = 'stable', 'canary', 'shadow'
 ROLLBACK = 'rollback'
-FILE = 'states.json'
+FILE = versions.STATES
 _LOCK = '.states.lock'
 _MAX_EARLIER, _MAX_HISTORY = 5, 1_000
 

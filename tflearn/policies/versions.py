@@ -16,7 +16,7 @@ from absl import logging
 from tflearn.core.errors import UserFileNotFoundError
 from tflearn.files import digests, numbered
 from tflearn.files.numbered import Numbered
-from tflearn.files.run_dir import RunDir
+from tflearn.files.run_dir import RunDir, read_json
 from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
@@ -24,6 +24,7 @@ METADATA = 'metadata.json'
 MISSING = 'missing'
 # A key of the metadata: the values of each category, in the order of their numbers.
 VOCABULARIES = 'vocabularies'
+STATES = 'states.json'  # of `policies.states`
 LATEST = 'latest'
 BEST = 'best'
 
@@ -54,14 +55,21 @@ def newest_version(directory: pathlib.Path) -> int | None:
     return max(versions(directory), default=None)
 
 
+def stable_version(directory: pathlib.Path) -> int | None:
+    """Returns the version that answers requests by `policies.states`;
+    None if no version has a state, and the newest one answers.
+    """
+    return (read_json(directory / STATES) or {}).get('stable')
+
+
 def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
     """Returns the directory of a policy's SavedModel.
 
     Args:
       path: that directory, or a directory of exported versions, or a run directory (or its copied
         `policies`), of which the greedy policy is taken.
-      train_step: which of the versions; None takes the newest, or of a run the best by evaluation
-        if there is one.
+      train_step: which of the versions; None takes the one that `tflearn promote` has made stable,
+        else the newest, or of a run the best by evaluation if there is one.
 
     Raises:
       FileNotFoundError: if there is none.
@@ -84,12 +92,13 @@ def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
 
 def _chosen(directory: pathlib.Path, of_run: bool) -> pathlib.Path:
     """Returns the version of a directory of which none is named:
-    a run's best, or else the newest.
+    what serves, a run's best, or else the newest.
     """
-    step = best_version(directory) if of_run else None
-    if step is None and not (directory / _MODEL).exists():
-        step = newest_version(directory)
-    return directory if step is None else directory / str(step)
+    if (directory / _MODEL).exists():
+        return directory
+    finders = (stable_version, best_version, newest_version) if of_run else (stable_version, newest_version)
+    steps = (find_step(directory) for find_step in finders)
+    return next((directory / str(step) for step in steps if step is not None), directory)
 
 
 def record(written: pathlib.Path) -> None:
@@ -175,27 +184,23 @@ def unkeep(version: pathlib.Path, marker: str = KEPT) -> None:
     (version / marker).unlink(missing_ok=True)
 
 
-def is_kept(version: pathlib.Path) -> bool:
-    """Returns whether a version is exempt from `prune`: it is marked, or the best one."""
-    return _is_marked(version) or _link_target(version.parent, BEST) == int(version.name)
-
-
-def _is_marked(path: pathlib.Path) -> bool:
-    return any((path / marker).exists() for marker in MARKERS)
+def _is_kept(version: pathlib.Path, at: pathlib.Path) -> bool:
+    """Returns whether a version is exempt from `prune`: it is the best one, or marked, wherever it is now."""
+    return _link_target(version.parent, BEST) == int(version.name) or any((at / name).exists() for name in MARKERS)
 
 
 def prune(directory: pathlib.Path, keep_last: int, spare: int | None = None, needs: Sequence[str] = _NEEDED) -> None:
     """Removes all versions except the `keep_last` newest, that of step `spare`,
     and those that are kept.
     """
-    for step in versions(directory, needs)[:-keep_last]:
-        if step != spare and not is_kept(directory / str(step)):
-            remove(directory / str(step))
+    for path in (directory / str(step) for step in versions(directory, needs)[:-keep_last] if step != spare):
+        if not _is_kept(path, path):
+            remove(path)
 
 
 def remove(version: pathlib.Path) -> None:
     """Removes a version, for readers atomically, unless `keep` has marked it meanwhile."""
-    numbered.remove(version, lambda away: _is_marked(away) or str(_link_target(version.parent, BEST)) == version.name)
+    numbered.remove(version, lambda away: _is_kept(version, away))
 
 
 def drop_newer_than(directory: pathlib.Path, train_step: int, needs: Sequence[str] = _NEEDED) -> list[int]:

@@ -105,6 +105,10 @@ def test_only_a_candidate_that_is_not_worse_is_promoted(publish, data, tmp_path)
     assert 'passes' not in states.read(root / 'policies/greedy_policy').text()
     assert promote(root, '--candidate=3', '--to=shadow').returncode == 0
     assert labels(root) == {'stable': 1, 'shadow': 3}
+    # What serves is evaluated, and begins other runs, not the newest version, which is a shadow.
+    found, facts = evaluate_on_data(RunDir(root), [f'{data}/held_out'], {}, 'greedy_policy')
+    assert found.text().startswith(f'policy {root}/policies/greedy_policy/1\n') and facts['policy'].endswith('/1')
+    assert versions.find(root) == root / 'policies' / 'greedy_policy' / '1'
     assert 'first' in promote(root).stdout
 
 

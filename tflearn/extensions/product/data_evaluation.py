@@ -56,7 +56,7 @@ def evaluate_on_data(
       paths: the data sets, see `Dataset`.
       filters: which episodes are read, see `Dataset`.
       policy: the policy that is evaluated, one of those of `chosen_policy.find` that tflearn has exported.
-      train_step: the train step of its version; None takes the run's result, else the newest.
+      train_step: the train step of its version; None takes what serves, else the run's result, else the newest.
       epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
       temperature: divides the logits of a policy that draws, as `tflearn-serve` has it.
       features: whether to estimate what each part, or each number, of the observation is worth; see
@@ -109,9 +109,8 @@ def evaluate_on_data(
         warnings.append(
             'the policy may have learned from these episodes, so it looks better than it is; see tflearn data split'
         )
-    found = dataclasses.replace(found, warnings=(*found.warnings, *warnings))
+    found = dataclasses.replace(found, policy=str(loaded.path), warnings=(*found.warnings, *warnings))
     facts = {
-        'policy': str(loaded.path),
         'train_step': loaded.train_step,
         'epsilon': epsilon,
         'temperature': temperature,

@@ -81,6 +81,7 @@ class Evaluation:
         action is a single Discrete one.
       features: what each feature is worth to the policy, by its name, the most first; {} if it was
         not asked for.
+      policy: the path of the policy's version.
     """
 
     estimates: dict[str, float]
@@ -96,11 +97,13 @@ class Evaluation:
     warnings: tuple[str, ...]
     baselines: dict[str, Estimates] = dataclasses.field(default_factory=dict)
     features: dict[str, Importance] = dataclasses.field(default_factory=dict)
+    policy: str = ''
 
     def text(self) -> str:
         """Returns the table."""
         widths = {name: max(12, len(name) + 2) for name in self.baselines}
         lines = [
+            *([f'policy {self.policy}'] if self.policy else []),
             f'{self.num_episodes} episodes, {self.num_steps} steps, behaviour policy '
             f'{self.behaviour}; value: sum of rewards over {self.horizon} steps, '
             f'gamma {self.gamma:g}',
