@@ -91,16 +91,16 @@ records.Encoder.encode_together = measured(records.Encoder.encode_together)
 writer.EpisodeWriter.write_records = measured(writer.EpisodeWriter.write_records)
 """
 IMPORT = f"""{WRITING}
-from tflearn.extensions.product import log_import, log_rows
-mapped = log_rows.read_map(path.with_name('map.toml'))
+from tflearn.extensions.product import column_map, log_import, log_report
+mapped = column_map.read_map(path.with_name('map.toml'))
 """
 JOIN = f"""{WRITING}
-from tflearn.extensions.product import log_import
+from tflearn.extensions.product import importing
 names = [path.with_name(name) for name in ('decisions.jsonl', 'decisions.toml', 'outcomes.jsonl')]
 outcomes = {{'paths': names[2:], 'window_secs': 60.0, 'default_reward': 0.0}}
 """
-JOIN_CALL = 'log_import.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), outcomes=outcomes)'
-CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_rows.Report())'
+JOIN_CALL = 'importing.import_logs(names[:1], names[1], pathlib.Path(sys.argv[2]), outcomes=outcomes)'
+CALL = 'log_import.run([path], mapped, pathlib.Path(sys.argv[2]), log_report.Report())'
 
 
 def write_table(folder: pathlib.Path, kind: str, num_rows: int) -> None:

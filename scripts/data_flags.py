@@ -101,9 +101,7 @@ def _read(command: str, values: flags.FlagValues) -> str:
 def _import_logs(command: str, values: flags.FlagValues) -> str:
     source = 'from' if command == 'import' else 'decisions'
     job_flags.need(values, source, 'columns', 'output', *(['outcomes'] if command == 'join' else []))
-    preflight.import_quietly('tensorflow', 'gym')
     importing = extensions.load('import')
-
     outcomes = {**values_of(values, *_JOINING), 'paths': values.outcomes} if command == 'join' else None
     job_flags.make_local('columns', 'output', 'vocabularies', values=values)
     return importing.import_logs(

@@ -12,7 +12,7 @@ from tests.wrong_files_test import COUNTS, DONE, EVALUATION, SEED, STATUS
 from tflearn.extensions.clusters import slurm
 from tflearn.extensions.experiments import comparison, overview, report, trackers, tuning
 from tflearn.extensions.games.league import League
-from tflearn.extensions.product import log_import, log_rows
+from tflearn.extensions.product import column_map, importing
 from tflearn.extensions.product.steps import Logs, Round, Rounds, Steps, Training, table, write_page
 from tflearn.extensions.serving.clients import Clients
 from tflearn.extensions.stores import store_layout
@@ -142,7 +142,7 @@ def test_a_log_is_joined_or_refused_by_its_name_and_the_fields(kind, max_bad_row
         shutil.rmtree(tmp_path / 'data', ignore_errors=True)
         outcomes = {'paths': paths['outcomes'], 'until': 1e9}
         options = {'outcomes': outcomes, 'max_bad_rows': max_bad_rows}
-        log_import.import_logs(paths['decisions'], columns, tmp_path / 'data', **options).encode()
+        importing.import_logs(paths['decisions'], columns, tmp_path / 'data', **options).encode()
 
     good = {'decisions': DECISION, 'outcomes': OUTCOME}[kind]
     found, counts = wrong_files.faults(paths[kind][0], good, join, count, SEED)
@@ -169,7 +169,7 @@ def test_a_column_map_is_read_or_refused_by_its_name(count, tmp_path):
         'greatest_weight': 10.0,
         'episode': 'e',
     }
-    found, counts = wrong_files.faults(file, good, lambda: log_rows.read_map(file), count, SEED, in_toml)
+    found, counts = wrong_files.faults(file, good, lambda: column_map.read_map(file), count, SEED, in_toml)
     assert found == [] and counts['read'] > count // 20, counts
 
 

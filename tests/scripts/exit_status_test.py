@@ -133,7 +133,7 @@ def test_a_directory_without_permission_is_one_line(command, tmp_path):
     closed = tmp_path / 'closed'
     (closed / 'policies').mkdir(parents=True)
     (tmp_path / 'loop.gin').write_text(LOOP.format(tmp_path))
-    (tmp_path / 'columns.toml').touch()
+    (tmp_path / 'columns.toml').write_text("action = 'x'\nobservation = {x = 'x'}\n")
     closed.chmod(0)
     file = tmp_path / 'program.py'
     file.write_text(WITHOUT_CAPABILITIES)

@@ -16,7 +16,7 @@ _PACKAGE = 'tflearn.extensions'
 # What extensions bring to the core -> the module, in its extension.
 _MODULES = {
     'data_evaluation': 'product.data_evaluation',
-    'import': 'product.log_import',
+    'import': 'product.importing',
     'kubernetes': 'clusters.kubernetes',
     'metric_checks': 'experiments.series',
     'objects': 'stores.objects',

@@ -25,7 +25,7 @@ from tflearn.files.run_dir import read_json, write_json
 RECORDINGS, COPIED = 'recordings', 'copied_from'
 VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their categories
 # Of data from logs: what the column map states of the rewards and episodes.
-STATED, SLOTS = 'stated', 'independent_slots'
+STATED = 'stated'
 MISSING = 'missing'  # of data from logs: the numbers that stand for missing ones, by the column map
 # Whether decisions stand several times in it, or none, by their weights: it only trains.
 WEIGHED = 'weighed'
@@ -114,7 +114,7 @@ def check_words(
 
 
 def stated(directories: Sequence[pathlib.Path], of: str = STATED) -> dict[str, Any]:
-    """Returns what all data sets state alike: `SLOTS` and fields of `GateOptions`,
+    """Returns what all data sets state alike: `independent_slots` and fields of `GateOptions`,
     such as `low` and `longest`.
 
     With `of=MISSING`: the numbers that stand for missing ones, by the names of their parts.

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -251,6 +253,37 @@ def test_an_error_says_how_many_rows_are_bad(tmp_path):
         import_logs(tmp_path, path, mapped=mapped, max_bad_rows=5)
     lines, _ = import_logs(tmp_path, path, mapped=mapped, max_bad_rows=32)
     assert 'bad rows: 32' in lines
+
+
+LOADED = """
+import sys
+from scripts import __main__
+try:
+    __main__.main()
+finally:
+    print('tensorflow' in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ('command', 'changed', 'message'),
+    [
+        ('import', "tiem = 'at'", "got 'tiem' among the columns; need one of observation, action"),
+        ('import', "time = 'an'", "log.csv with 0 columns 'an'; need one; it has session, at"),
+        ('join', "id = 'at'\ntime = 'at'", "log.csv with 0 columns 'event_id'; need one; it has session"),
+    ],
+    ids=['key', 'column', 'outcome'],
+)
+def test_typos_of_a_column_map_are_known_before_tensorflow_is_loaded(tmp_path, command, changed, message):
+    write(tmp_path, 'csv')
+    (tmp_path / 'map.toml').write_text(MAP.replace("time = 'at'", changed))
+    logs = ['--from=log.csv'] if command == 'import' else ['--decisions=log.csv', '--outcomes=log.csv']
+    program = [sys.executable, '-c', LOADED, 'data', command, *logs, '--columns=map.toml', '--output=data']
+    environment = {**ENVIRONMENT, 'PYTHONPATH': str(forks.CHECKOUT)}
+    ended = subprocess.run(
+        program, capture_output=True, text=True, timeout=DEADLINE_SECS, env=environment, cwd=tmp_path
+    )
+    assert (ended.returncode, ended.stdout) == (2, 'False\n') and message in ended.stderr
 
 
 @pytest.mark.parametrize('name', BAD)

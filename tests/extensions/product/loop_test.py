@@ -49,6 +49,7 @@ loop.Gate.epsilon = 0.2
 def folder(tmp_path):
     """A folder with the files of a loop, and the logs of 300 decisions."""
     (tmp_path / 'columns.toml').write_text(COLUMNS)
+    (tmp_path / 'typo.toml').write_text(COLUMNS.replace('action', 'acton'))
     (tmp_path / 'loop.gin').write_text(LOOP)
     log(tmp_path, 0)
     return tmp_path
@@ -194,7 +195,11 @@ def test_a_posterior_counts_a_decision_once(folder):
         (['--gin_file=loop.gin'], 'got no --root_dir; need one'),
         (['--root_dir=x', '--gin_file=loop.gin'], 'got no Schedule.decisions and no Schedule.hours; need one'),
         ([*FLAGS, '--gin_bindings=loop.Logs.window_secs=-1'], 'got loop.Logs.window_secs = -1'),
-        ([*FLAGS, "--gin_bindings=loop.Logs.columns='none.toml'"], "got Logs.columns='none.toml'; need"),
+        (
+            [*FLAGS, "--gin_bindings=loop.Logs.columns='none.toml'"],
+            'got the column map /',
+        ),
+        ([*FLAGS, "--gin_bindings=loop.Logs.columns='typo.toml'"], "got 'acton' among the columns; need one of"),
         ([*FLAGS, "--gin_bindings=loop.Training.gin_file='no_run'"], "got gin_file='no_run'"),
         ([*FLAGS, "--gin_bindings=loop.Logs.outcomes=['gs://a/b']"], "got Logs.outcomes='gs://a/b', which is a URL"),
     ],

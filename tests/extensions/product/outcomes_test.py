@@ -343,7 +343,7 @@ def test_decisions_without_probabilities_are_joined_to_train(tmp_path):
     path.write_text(path.read_text().replace('"probability": 0.5, ', ''))
     outcomes(tmp_path)
     found = join(tmp_path, window_secs=30.0, default_reward=0.0)
-    assert "warning: no decision has a 'probability', and the column map no `propensity`" in found
+    assert "warning: no decision has a 'probability', and the column map names no `propensity`" in found
     names = {column.name for column in columns.read_columns(tmp_path / 'data')}
     assert (
         'policy_info.id' in names

@@ -11,7 +11,7 @@ import pytest
 
 from tflearn.core import extensions
 from tflearn.core.errors import UserError
-from tflearn.extensions.product import log_rows
+from tflearn.extensions.product import column_map, log_import, log_report, log_rows, table_values
 
 pa = pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
 csv = pytest.importorskip('pyarrow.csv')
@@ -155,10 +155,10 @@ WRITERS = {'pyarrow': by_pyarrow, 'pandas': by_pandas, 'polars': by_polars, 'duc
 
 def encoded(path, mapped):
     """Returns the rows of a log by their numbers in the table, and how many are bad ones."""
-    importing, report = extensions.load('import'), log_rows.Report(max_bad_rows=10**6)
-    words = importing._vocabularies([path], mapped, None)
+    report = log_report.Report(max_bad_rows=10**6)
+    words = log_import._vocabularies([path], mapped, None)
     encoder = log_rows.RowEncoder(mapped, words, report)
-    rows = np.concatenate(list(importing._encoded([path], mapped, encoder)))
+    rows = np.concatenate(list(log_import._encoded([path], mapped, encoder)))
     found = {}
     for row in rows[~rows['bad']]:
         step = {name: row[name].tolist() for name in rows.dtype.names if name not in ('row', 'key', 'bad')}
@@ -172,7 +172,7 @@ def encoded(path, mapped):
 def check(seed, folder, names):
     """Compares all formats of a random table by the programs that are installed; returns how many have no bad row."""
     (folder / 'map.toml').write_text(MAP)
-    table, found, mapped = random_table(seed), {}, log_rows.read_map(folder / 'map.toml')
+    table, found, mapped = random_table(seed), {}, column_map.read_map(folder / 'map.toml')
     for name in names:
         (folder / name).mkdir()
         WRITERS[name](table, lambda kind, name=name: folder / name / f'log.{kind}')
@@ -312,7 +312,7 @@ def test_a_list_in_json_keeps_its_elements_whole(tmp_path):
 
 
 def test_spellings_of_a_value_are_one_category_and_names_are_none(tmp_path):
-    read = lambda values: extensions.load('import').table_values.texts(pa.array(values)).to_pylist()  # noqa: E731
+    read = lambda values: table_values.texts(pa.array(values)).to_pylist()  # noqa: E731
     assert read(['3', '3.0', 'True', 'true', '1e-07', '1e-7', '1E-7']) == ['3', '3', 'true', 'true', *['1e-07'] * 3]
     assert read([3.0, 1e-7, 0.1, None]) == ['3', '1e-07', '0.1', None] and read([True]) == ['true']
     names = ['007', '2.10', '5e3', '12e5', '3.00', '1_000', '+3', '9223372036854775809', '1.2.3', 'truE']

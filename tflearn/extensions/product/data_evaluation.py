@@ -23,6 +23,7 @@ from tflearn.extensions.product.estimates import Evaluation
 from tflearn.extensions.product.evaluation import OpeOptions, RecordedSteps
 from tflearn.extensions.product.feature_importance import By
 from tflearn.extensions.product.linear_models import MAX_INPUTS
+from tflearn.extensions.product.reward_parts import SLOTS
 from tflearn.extensions.product.scaled_log import GateOptions
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs import chosen_policy
@@ -79,7 +80,7 @@ def evaluate_on_data(
     directories = find_directories(dataset)
     specs = columns.read_specs(directories[0])
     stated = evidence(directories)
-    slots = ope_options.independent_slots or stated.get(metadata.SLOTS, False)
+    slots = ope_options.independent_slots or stated.get(SLOTS, False)
     greatest = ope_options.greatest_weight or stated.get('greatest_weight')
     ranged = reward_range(ope_options, stated)
     ope_options = dataclasses.replace(ope_options, **ranged, greatest_weight=greatest, independent_slots=slots)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tflearn.api import datasets
 from tflearn.data.reader import Dataset
-from tflearn.extensions.product import log_import
+from tflearn.extensions.product import importing
 
 
 def of_logs(paths: Sequence[str], column_map: str, *settings: Any, **more: Any) -> Any:
@@ -24,5 +24,5 @@ def of_logs(paths: Sequence[str], column_map: str, *settings: Any, **more: Any) 
     """
     with tempfile.TemporaryDirectory() as directory:
         imported = pathlib.Path(directory, 'episodes')
-        log_import.import_logs([*map(pathlib.Path, paths)], pathlib.Path(column_map), imported)
+        importing.import_logs([*map(pathlib.Path, paths)], pathlib.Path(column_map), imported)
         return datasets.of_episodes(Dataset([str(imported)]), *settings, **more)

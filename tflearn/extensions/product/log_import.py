@@ -26,17 +26,12 @@ from tflearn.data.reader import UNKNOWN
 from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.extensions.product import log_files, reward_parts, row_weights, table_values, tables
+from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE
+from tflearn.extensions.product.column_map import ACTION, ACTIVATED, ColumnMap
 from tflearn.extensions.product.log_end import latest
 from tflearn.extensions.product.log_report import Report
-from tflearn.extensions.product.log_rows import (
-    ACTION,
-    ACTIVATED,
-    ROWS_OF_A_FILE,
-    ColumnMap,
-    RowEncoder,
-    read_map,
-)
-from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes, options_of
+from tflearn.extensions.product.log_rows import RowEncoder
+from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes
 from tflearn.extensions.product.reward_ranges import RewardRanges
 from tflearn.files.run_dir import read_json, write_json
 
@@ -47,55 +42,6 @@ _MAX_ENCODED = 1 << 15  # rows
 _T = TypeVar('_T')
 _KEPT = {'episode': 'key', 'id': 'id'}
 _WEIGHTS = 'another weight than the row before it', 'one weight for an episode'
-# The columns of a server's decisions.
-_PROBABILITY = 'probability'
-_DECISIONS = {'id': 'id', 'time': 'time', 'propensity': _PROBABILITY, 'outcomes': {}}
-
-
-def import_logs(
-    paths: Sequence[str | pathlib.Path],
-    column_map: pathlib.Path,
-    output: pathlib.Path,
-    vocabularies: pathlib.Path | None = None,
-    compress: bool = False,
-    outcomes: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> str:
-    """Writes the episodes of logs to a new data set, see `run`; returns what was found, in lines.
-
-    Args:
-      paths: files, and directories of such, see `log_files.find`.
-      column_map: the file that says what each column means.
-      output: the new directory.
-      vocabularies: an earlier data set, whose vocabularies are taken.
-      compress: compress the files with gzip.
-      outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then. Its paths may
-        be directories too.
-      **options: see `Report`.
-    """
-    report, given = Report(**options), {} if outcomes is None else dict(_DECISIONS)
-    files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
-    if outcomes is not None and not tables.have_column(files, _PROBABILITY):
-        given.pop('propensity')
-    mapped = read_map(column_map, given)
-    if outcomes is not None and not mapped.feature('propensity'):
-        report.warnings.append(
-            f'no decision has a {_PROBABILITY!r}, and the column map no `propensity`: such data train a policy, '
-            'tflearn-evaluate estimates the probabilities, and the gate judges nothing by them; log them for that'
-        )
-    joined = None
-    if outcomes is not None:
-        found = log_files.find(outcomes['paths'], 'outcomes')
-        of_reward = {'parts': mapped.parts, 'weights': mapped.weights}
-        joined = options_of(mapped.outcomes, **{**outcomes, **of_reward, 'paths': found})
-        mapped = dataclasses.replace(mapped, features=tuple(each for each in mapped.features if each.name != 'reward'))
-    elif not any(each.name == 'reward' or each.name.startswith(reward_parts.PREFIX) for each in mapped.features):
-        raise UserValueError(
-            'got a column map whose rewards are in `outcomes`; need `tflearn data join` with their files, or no '
-            '`outcomes` and the reward as a column of the log'
-        )
-    run(files, mapped, output, report, vocabularies, compress, joined)
-    return '\n'.join([str(report), *report.actions.lines()])
 
 
 def run(
@@ -128,8 +74,6 @@ def run(
         words = _vocabularies(paths, mapped, vocabularies, parsed)
         weighs = outcomes is not None and outcomes.weigh_delays
         encoder, keys, labels = RowEncoder(mapped, words, report, weighs), mapped.keys, log_files.labels(paths)
-        if weighs and 'episode' in keys:
-            raise UserValueError('got --weigh_delays with an `episode` in the column map; need decisions one by one')
         info = arrays.spec(_policy_info(np.zeros(1, encoder.dtype), keys))
         stored = columns.columns_of(columns.data_spec(encoder.specs, info))
         with contextlib.ExitStack() as stack:

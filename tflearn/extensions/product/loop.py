@@ -18,7 +18,7 @@ from typing import TextIO
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
-from tflearn.extensions.product import steps
+from tflearn.extensions.product import column_map, steps
 from tflearn.extensions.product.steps import Gate, Logs, Round, Rounds, Step, Steps, Training
 from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import PRIVATE, RunDir, local_path
@@ -94,7 +94,7 @@ def loop(
       RuntimeError if a step failed.
 
     Raises:
-      ValueError: if nothing says when, a file is missing, or the logs are in an object store.
+      ValueError: if nothing says when, a file is missing, the column map is wrong, or the logs are in an object store.
     """
     if not (run.once or schedule.decisions or schedule.hours):
         raise UserValueError('got no Schedule.decisions and no Schedule.hours; need one of them, or --once')
@@ -102,8 +102,7 @@ def loop(
     for name in ('decisions', 'outcomes'):
         for path in getattr(logs, name):
             local_path(path, f'Logs.{name}')
-    if not local_path(logs.columns, 'Logs.columns').is_file():
-        raise UserValueError(f'got Logs.columns={logs.columns!r}; need a file, the column map')
+    column_map.read_map(local_path(logs.columns, 'Logs.columns'), column_map.DECISIONS)
     planned = Steps(run.package, logs, training, RunDir(local_path(serving, 'serving')), gate)
     return functools.partial(_loop, run, planned, schedule)
 

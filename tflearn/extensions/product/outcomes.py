@@ -18,17 +18,12 @@ import numpy as np
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
 from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
+from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE, BlockChecks
 from tflearn.extensions.product.clocks import Clocks
+from tflearn.extensions.product.column_map import ACTION, ACTIVATED, Feature
 from tflearn.extensions.product.delays import Delays
 from tflearn.extensions.product.log_end import LogEnd, latest
 from tflearn.extensions.product.log_report import Report
-from tflearn.extensions.product.log_rows import (
-    ACTION,
-    ACTIVATED,
-    ROWS_OF_A_FILE,
-    BlockChecks,
-    Feature,
-)
 from tflearn.extensions.product.reward_parts import LARGEST
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
@@ -96,6 +91,20 @@ class OutcomeOptions:
         for each in self.outages:
             parse_outage(each)
 
+    @property
+    def rewards(self) -> list[Feature]:
+        """The reward, or its parts."""
+        rewards = [Feature('reward', (self.reward,))] if not self.weights else []
+        return [*rewards, *self.parts.values()]
+
+    @property
+    def columns(self) -> tables.Columns:
+        """All columns that are read, and what they hold."""
+        numbers = [each.columns[0] for each in self.rewards]
+        names = list(dict.fromkeys([self.id, self.time, *numbers]))
+        optional, numeric = [self.double, self.activated], [*numbers, self.activated]
+        return tables.Columns(names, numeric, optional=optional, separator=self.separator)
+
 
 def parse_outage(given: str) -> tuple[float, float, str]:
     """Returns the begin and the end of an outage, and the text; raises ValueError for anything else."""
@@ -135,15 +144,10 @@ class Outcomes:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields all outcomes; raises ValueError for bad rows beyond what the report allows."""
-        options = self._options
-        rewards = [Feature('reward', (options.reward,))] if not options.weights else []
-        rewards += options.parts.values()
+        options, rewards = self._options, self._options.rewards
         numbers = [each.columns[0] for each in rewards]
-        names = list(dict.fromkeys([options.id, options.time, *numbers]))
-        optional, numeric = [options.double, options.activated], [*numbers, options.activated]
-        columns = tables.Columns(names, numeric, optional=optional, separator=options.separator)
         labels = log_files.labels(options.paths)
-        for i, block in tables.read(options.paths, columns):
+        for i, block in tables.read(options.paths, options.columns):
             path = options.paths[i]
             rows, one = np.zeros(len(block.rows), self.dtype), BlockChecks(block, self._report)
             rows['file'], rows['activates'] = i, one.flags(options.activated)[0]

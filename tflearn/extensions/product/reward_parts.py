@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from tflearn.core.errors import UserOSError, UserValueError
-from tflearn.data import metadata
 
 _RANGE, _RETURNS, _LONGEST, _HEAVIEST = 'reward_range', 'return_range', 'longest', 'greatest_weight'
-STATED = _RANGE, _RETURNS, _LONGEST, _HEAVIEST, metadata.SLOTS
+SLOTS = 'independent_slots'
+STATED = _RANGE, _RETURNS, _LONGEST, _HEAVIEST, SLOTS
 LARGEST = float(np.finfo(np.float32).max)
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     _LONGEST: (lambda value: isinstance(value, int) and value >= 1, 'the most steps of an episode'),
     _HEAVIEST: (lambda value: type(value) in (int, float) and 0 < value <= LARGEST, 'a number above 0'),
-    metadata.SLOTS: (lambda value: isinstance(value, bool), 'true or false'),
+    SLOTS: (lambda value: isinstance(value, bool), 'true or false'),
 }
 PARTS, WEIGHTS = 'parts', 'weights'  # tables of a column map
 PREFIX = 'part.'  # of the fields of rows

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE
+from tflearn.extensions.product.column_map import ColumnMap
 from tflearn.extensions.product.log_report import Report
-from tflearn.extensions.product.log_rows import ROWS_OF_A_FILE, ColumnMap
 
 
 class RewardRanges:

@@ -104,18 +104,23 @@ def read(paths: Sequence[pathlib.Path], columns: Columns) -> Iterator[tuple[int,
       ValueError: if a file is none of these, or has a column twice, or if no file has a column.
       OSError: if one cannot be read.
     """
+    names = names_of(paths, columns)
+    for i, path in enumerate(paths):
+        with _errors_of(path):
+            for block in _open(path, columns).blocks:
+                _complete(block, columns, names[i], log_files.partitions(path))
+                yield i, block
+
+
+def names_of(paths: Sequence[pathlib.Path], columns: Columns) -> list[Sequence[str]]:
+    """Returns the columns that each of the files has; raises as `read`."""
     names = [_names(path, columns) for path in paths]
-    of_directories = [log_files.partitions(path) for path in paths]
-    known = set().union(*names, *of_directories)
+    known = set().union(*names, *map(log_files.partitions, paths))
     for name in columns.names if any(names) else ():
         if name not in known:
             it_has = f'{", ".join(names[0]):.300}'
             raise UserValueError(f'got {paths[0]} with 0 columns {name!r}; need one; it has {it_has}')
-    for i, path in enumerate(paths):
-        with _errors_of(path):
-            for block in _open(path, columns).blocks:
-                _complete(block, columns, names[i], of_directories[i])
-                yield i, block
+    return names
 
 
 def _names(path: pathlib.Path, columns: Columns) -> Sequence[str]:
@@ -142,8 +147,9 @@ def _complete(block: Block, columns: Columns, names: Collection[str], of_directo
 
 
 def have_column(paths: Sequence[pathlib.Path], name: str) -> bool:
-    """Returns whether one of the files has a column; raises as `read`."""
-    return any(name in [*_names(path, Columns([name])), *log_files.partitions(path)] for path in paths)
+    """Returns whether one of the files has a column."""
+    found = names_of(paths, Columns((), optional=[name]))
+    return any(name in each for each in [*found, *map(log_files.partitions, paths)])
 
 
 def num_rows(path: pathlib.Path) -> int:
