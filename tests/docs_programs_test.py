@@ -260,7 +260,7 @@ def test_a_log_becomes_a_served_policy(user):
     ]
     for place, program, words in commands:
         printed = user.run(place, program, words, *(steps if program == 'train_offline' else []))
-    assert 'weighted' in printed
+    assert 'weighted' in printed and 'runs/shop/policies/greedy_policy/300\n' in printed
     port, rest_port = free_port(), free_port()
     (curl,) = [words for place, words in COMMANDS if place.startswith('your-logs.md') and words[0] == 'curl']
     with user.running(*server[1:], f'--port={port}', f'--rest_port={rest_port}'):
@@ -278,7 +278,7 @@ def test_a_log_becomes_a_served_policy(user):
         curl = [word.replace('8501', str(rest_port)) for word in curl]
         by_rest = subprocess.run([*curl, '-s'], capture_output=True, timeout=DEADLINE_SECS).stdout
     assert answers[-1].stdout.splitlines()[-1] == 'cup 300'
-    assert json.loads(by_rest) == {'predictions': [2]}  # pot, of cup, lid and pot
+    assert json.loads(by_rest) == {'predictions': [2], 'texts': {'action': ['pot']}}  # of cup, lid and pot
 
 
 @pytest.mark.slow  # the same programs as those of the shop
