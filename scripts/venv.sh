@@ -69,19 +69,28 @@ wanted_stamp() {
 
 venv_is_ready() { [[ -f "$stamp" && "$(<"$stamp")" == "$(wanted_stamp)" ]]; }
 
-# pip in the environment: reports its progress now and then; the log has it all.
+run_pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps "$@" 2>&1; }
+
+# pip fetches and unpacks on one core, so two of them take half of a file of requirements each. They are a pipeline, not
+# one of them in the background, so that Ctrl-C ends both.
+run_pip_twice() {
+  awk -v prefix="$venv/half" '/^[^ #]/ { ++n } { print > (prefix n % 2 ".txt") }' "$1"
+  { run_pip "${@:2}" -r "$venv/half0.txt" >&3 | run_pip "${@:2}" -r "$venv/half1.txt"; } 3>&1
+}
+
+# Runs one of the two above and reports its progress now and then; the log has it all.
 pip_install() {
-  local log=$venv/install.log lock total fetched=0 line
+  local log=$venv/install.log lock total fetched=0 unpacks=0 line
   lock=$(lock_of "$venv/bin/python")
   total=$(grep -c '^[^ ]*==' "$lock")
-  "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps "$@" 2>&1 |
+  "$@" |
     while read -r line; do
       echo "$line" >>"$log"
       case "$line" in
         Collecting* | Processing*) ((++fetched % 10)) || say "fetched $fetched of about $total packages" ;;
-        'Installing collected'*) ((fetched < 10)) || say 'unpacking them; half a minute' ;;
+        'Installing collected'*) ((fetched < 10 || unpacks++)) || say 'unpacking them; half a minute' ;;
       esac
-    done || fail "got an error from pip; need the packages of $lock; the end of $log says"$'\n'"$(tail -n 5 "$log")"
+    done || fail "got an error from pip; need the packages of $lock; $log says"$'\n'"$(grep -A 5 '^ERROR' "$log" || tail -n 5 "$log")"
 }
 
 # Compiles what pip has unpacked, on all cores; pip would do it on one. Files for other Pythons are no errors.
@@ -100,11 +109,11 @@ install_venv() {
   "$python" -m venv "$venv" || fail "got no environment from $python -m venv; see above"
   # What builds comes first, in the lock's version: otherwise pip would fetch the newest to build with.
   awk '/^[^ ]/ { builds = /^(setuptools|wheel)==/ } builds' "$lock" >"$venv/build.txt"
-  pip_install --require-hashes -r "$venv/build.txt"
-  pip_install --require-hashes --no-build-isolation --no-compile -r "$lock"
+  pip_install run_pip --require-hashes -r "$venv/build.txt"
+  pip_install run_pip_twice "$lock" --require-hashes --no-build-isolation --no-compile
   compile_packages
   # Metadata are written into the checkout, where another environment may be at it too.
-  (flock -w 600 9 && pip_install --no-build-isolation --editable "$checkout") 9<"$checkout" ||
+  (flock -w 600 9 && pip_install run_pip --no-build-isolation --editable "$checkout") 9<"$checkout" ||
     fail "got no installation of $checkout; see above"
   wanted_stamp >"$stamp.new"
   mv "$stamp.new" "$stamp"
