@@ -24,11 +24,18 @@ class ActionTable:
         """Adds rows [N]; probabilities are those of the actions when they were taken,
         NaN if they are not known.
         """
-        values, of = np.unique(actions, return_inverse=True)
+        if not len(actions):
+            return
+        least, greatest = int(actions.min()), int(actions.max())
+        if greatest - least < len(actions):  # which are counted faster than sorted
+            values, of = np.arange(least, greatest + 1), actions - least
+        else:
+            values, of = np.unique(actions, return_inverse=True)
         parts: tuple[Any, ...] = (1.0, rewards, probabilities)
         sums = [np.bincount(of, np.broadcast_to(each, len(of)), len(values)) for each in parts]
         for value, row in zip(values.tolist(), np.transpose(sums), strict=True):
-            self._sums[value] += row
+            if row[0]:
+                self._sums[value] += row
 
     def lines(self) -> Iterator[str]:
         """Yields the table, and a warning of actions with few rows."""

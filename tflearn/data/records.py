@@ -122,8 +122,9 @@ class Encoder:
         lengths, firsts = ends - begins, cuts[:-1]
         data = [(column.encode(array), column.num_bytes) for column, array in zip(self._columns, arrays, strict=True)]
         bounds = zip(begins[firsts].tolist(), ends[np.subtract(cuts[1:], 1)].tolist(), strict=True)
-        rows = (begins - np.cumsum(lengths) + lengths).repeat(lengths) + np.arange(lengths.sum())
-        returns = np.add.reduceat(arrays[self._reward][rows], np.cumsum(lengths) - lengths, axis=0, dtype=np.float64)
+        # One more row, since the last episode may end with the last one; every second sum is of what no episode has.
+        rewards = np.concatenate([arrays[self._reward], arrays[self._reward][:1]])
+        returns = np.add.reduceat(rewards, np.stack([begins, ends], axis=1).ravel(), axis=0, dtype=np.float64)[::2]
         num_steps = np.add.reduceat(lengths - (arrays[self._step_type][ends - 1] == LAST), firsts).tolist()
         totals = returns.reshape(len(lengths), -1).sum(axis=1).tolist()
         return_data, width, encoded, counts = returns.astype('<f4').tobytes(), self._return_bytes, [], lengths.tolist()
@@ -161,7 +162,7 @@ class Encoder:
         """Returns what comes before the data of each column of episodes of these rows,
         and before their returns.
         """
-        counts = b''.join(map(_varint, lengths))
+        counts = bytes(lengths) if max(lengths) < 128 else b''.join(map(_varint, lengths))
         if counts not in self._frames:
             if len(self._frames) == _MAX_FRAMES:
                 self._frames.clear()

@@ -52,6 +52,8 @@ class BlockChecks:
     def checked(self, feature: Feature, column: str, found: Any, rows: np.ndarray) -> np.ndarray:
         """Returns numbers; marks the rows of those that are none."""
         values, missing, wrong = found
+        if feature.kind != 'integer' and (np.abs(values) <= LARGEST).all():  # which NaN is not
+            return values
         need, large = 'a finite number', np.isfinite(values) & (np.abs(values) > LARGEST)
         self.mark(rows[large], column, f'a number of float32, at most {LARGEST:.2g}')
         wrong = wrong | large

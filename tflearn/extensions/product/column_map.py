@@ -129,9 +129,10 @@ class ColumnMap:
         lists = {
             each.columns[0]: 2 if each.width else 1 for each in self.features if each.length or each.kind == 'mask'
         }
+        texts = {each.columns[0] for each in self.features if each.kind not in ('number', 'integer')}
         numeric |= {self.keys[ACTIVATED]} if ACTIVATED in self.keys else set()
         names = [name for name in self.names if name not in self.optional]
-        return tables.Columns(names, numeric, lists, optional=self.optional, separator=self.separator)
+        return tables.Columns(names, numeric, lists, texts - lists.keys(), self.optional, self.separator)
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""

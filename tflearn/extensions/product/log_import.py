@@ -226,9 +226,9 @@ def _divided(blocks: Iterator[np.ndarray], dtype: np.dtype, by: str) -> Iterator
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(_NUM_PARTS)]
         for rows in _ahead(blocks):
-            part = (rows[by] % np.uint64(_NUM_PARTS)).astype(np.uint8)
+            part = rows[by].astype(np.uint8) % np.uint8(_NUM_PARTS)
             places = np.argsort(part, kind='stable')
-            bounds = np.searchsorted(part[places], np.arange(_NUM_PARTS + 1)).tolist()
+            bounds = [0, *np.cumsum(np.bincount(part, minlength=_NUM_PARTS)).tolist()]
             rows = rows.take(places)  # which takes a tenth of the time of rows[places]
             for i, file in enumerate(files):
                 file.write(rows[bounds[i] : bounds[i + 1]].data)
@@ -268,7 +268,7 @@ class _Order:
         else:
             again = _same(rows, 'key') & ~_same(rows, 'row')
             double = 1 + np.flatnonzero(again) if 'time' in self.keys else np.arange(0)
-            for name in (name for name in rows.dtype.names if name not in ('row', 'key')):
+            for name in (name for name in rows.dtype.names if name not in ('row', 'key', 'id')):
                 double = double[_equal(rows[name][double], rows[name][double - 1])]
         if not self._found(rows, 'duplicate', double, 'each row once') and len(double):
             rows = np.delete(rows, double)
@@ -329,8 +329,11 @@ def _repeated(rows: np.ndarray) -> np.ndarray:
 def _first_rows(rows: np.ndarray) -> np.ndarray:
     """Returns for each row, in the order of the files, the index of the first one of its episode."""
     begins = np.flatnonzero(np.r_[True, ~_same(rows, 'key')])  # of rows of one episode that stand together
-    _, first, episode = np.unique(rows['key'][begins], return_index=True, return_inverse=True)
-    return np.repeat(begins[first][episode], np.diff(np.r_[begins, len(rows)]))
+    counts, keys = np.diff(np.r_[begins, len(rows)]), rows['key'][begins]
+    if len(np.unique(keys)) < len(keys):  # which is seen faster than where each one was first
+        _, first, episode = np.unique(keys, return_index=True, return_inverse=True)
+        begins = begins[first][episode]
+    return np.repeat(begins, counts)
 
 
 def _same(rows: np.ndarray, name: str) -> np.ndarray:

@@ -122,7 +122,7 @@ class RowEncoder:
         """Returns the values of a part, [N, ...]."""
         if feature.kind in ('number', 'integer') and not feature.length:
             values = one.numbers(feature)
-            return np.stack(values, axis=-1) if len(values) > 1 else values[0]
+            return np.stack(values, axis=-1, dtype=np.float32, casting='unsafe') if len(values) > 1 else values[0]
         column = feature.columns[0]
         array = one.block.columns[column]
         if feature.kind == 'category' and not feature.length:

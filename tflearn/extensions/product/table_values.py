@@ -112,12 +112,12 @@ def _read(
     wrong = np.zeros(len(array), bool)
     if pa.types.is_string(array.type):
         with contextlib.suppress(pa.ArrowException):  # most have no spaces, and no empty cells
-            values = np.array(fast(array).to_numpy(zero_copy_only=False), np.float64)
+            values = np.asarray(fast(array).to_numpy(zero_copy_only=False), np.float64)
             return values, np.isnan(values), np.isinf(values)
         trimmed = pc.utf8_trim_whitespace(array)
         array = pc.if_else(pc.equal(trimmed, ''), None, trimmed)
     try:
-        values = np.array(fast(array).to_numpy(zero_copy_only=False), np.float64)
+        values = np.asarray(fast(array).to_numpy(zero_copy_only=False), np.float64)
     except pa.ArrowException:
         values = np.full(len(array), np.nan)
         for i in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

@@ -64,7 +64,7 @@ class Columns:
       names: those that at least one file must have: where others do not, as older ones may, they are null.
       numeric: those of them that hold numbers.
       lists: those of them that hold lists: 1, or 2 for lists of lists.
-      categories: those of them of which only the different values are needed.
+      categories: those of them whose values repeat: of Parquet each different one is read once.
       optional: more columns, which no file must have.
       separator: what stands between the cells of CSV; None takes the one of the first line.
     """
@@ -262,7 +262,7 @@ def _csv_block(
     )
     parsing = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip)
     wanted = [str(i) for i in index.values()]
-    types = dict.fromkeys(wanted, pa.binary())
+    types = dict.fromkeys(wanted, pa.string() if data.isascii() else pa.binary())  # which has to be checked
     conversion = pa.csv.ConvertOptions(check_utf8=False, column_types=types, include_columns=wanted)
     table = pa.csv.read_csv(io.BytesIO(data), reading, parsing, conversion)
     if len(table) + len(wrong) != len(rows):
@@ -356,8 +356,8 @@ def _open_vw(
 ) -> _File:
     lines = itertools.chain.from_iterable(piece.split(b'\n')[:-1] for piece in _pieces(path))
     names = [name for name in columns if name in vw_rows.COLUMNS]
-    # Of vocabularies no decision is judged, so its weight is not needed.
-    is_unweighted = vw_rows.DROP_PROBABILITY not in names and not columns.categories
+    # Where nothing but vocabularies is read, no decision is judged, so its weight is not needed.
+    is_unweighted = vw_rows.DROP_PROBABILITY not in names and {*columns.names} != {*columns.categories}
     return _File(vw_rows.COLUMNS, _vw_blocks(rows_of(lines), names, is_unweighted))
 
 
