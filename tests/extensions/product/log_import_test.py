@@ -164,7 +164,7 @@ def test_many_rows_in_many_blocks_are_equal_in_all_formats(tmp_path, monkeypatch
     importing = extensions.load('import')
     monkeypatch.setattr(importing.tables, '_BLOCK_BYTES', 1 << 17)
     monkeypatch.setattr(importing.tables, '_BLOCK_ROWS', 1 << 11)
-    monkeypatch.setattr(importing, '_MAX_ENCODED', 1 << 11)
+    monkeypatch.setattr('tflearn.extensions.product.log_import._MAX_ENCODED', 1 << 11)
     random = np.random.default_rng(7)
     n = 7_000  # more than one block of each format
     place, items = random.normal(size=(n, 2)).astype(np.float32), random.integers(0, 30, n)
