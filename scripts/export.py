@@ -19,7 +19,7 @@ from . import job_flags, job_setup
 def check() -> None:
     """Checks paths and packages, without TensorFlow. Raises ValueError if a path is a URL, ImportError without one."""
     extras.check_installed(flags.FLAGS.format, f'--format={flags.FLAGS.format}')
-    job_flags.make_local('output', 'observations', 'hub')
+    job_flags.make_local('output', 'observations')
 
 
 def run(stop: threading.Event) -> None:
@@ -28,7 +28,7 @@ def run(stop: threading.Event) -> None:
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
-    names = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature', 'hub')
+    names = ('policy', 'train_step', 'output', 'batch_size', 'format', 'signature')
     arguments = values_of(flags.FLAGS, *names, 'observations', 'num_observations')
     if flags.FLAGS.product:
         given = (flags.FLAGS.product_names, flags.FLAGS.product_time_step, flags.FLAGS.product_parameters)

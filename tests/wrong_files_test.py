@@ -21,7 +21,7 @@ from tflearn.files.manifests import Manifests
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.files.status import Status
 from tflearn.launch import learner_workers, reports, supervisor, topology
-from tflearn.policies import added_metadata, model_card, states, versions
+from tflearn.policies import added_metadata, states, versions
 from tflearn.replay.checkpoints import CheckpointDirectory
 from tflearn.replay.valkey import server as valkey_server
 from tflearn.transforms import rewards
@@ -143,7 +143,6 @@ def read_version(run_dir):
     (version / 'saved_model.pb').touch()
     assert added_metadata.add(version)
     read_json(version / versions.METADATA, messages.Metadata)
-    model_card.write(version)
 
 
 def watch(run_dir):

@@ -18,11 +18,12 @@ from tflearn.core import side_tasks
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env, vector_env, window
+from tflearn.files import temporary
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs import run as job_run
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions, Videos
-from tflearn.policies import model_card, versions
+from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
 
 make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=100)
@@ -190,14 +191,14 @@ def test_a_video_or_mark_that_fails_does_not_end_the_job(run):
     def record(folder):
         raise OSError('no space left')
 
-    card = run.export(0, BALANCES) / model_card.CARD
-    card.unlink()
-    card.mkdir()  # it cannot be written again
+    # A link to itself, to which nothing can be written.
+    written = temporary.temporary(run.export(0, BALANCES) / versions.METADATA)
+    written.symlink_to(written.name)
     run.start(record_video=record)
     run.wait_for_evaluations(1)
     mark = f'mark the best policy in {run.dir.greedy_policy}'
     wait_until(lambda: side_tasks.failures[mark], 'the failed mark', 30.0)
-    card.rmdir()
+    written.unlink()
     run.export(1, FALLS)
     run.wait_for_evaluations(2)
     wait_until(lambda: versions.best_version(run.dir.greedy_policy) == 0, 'the mark', 30.0)

@@ -189,6 +189,6 @@ def test_metadata_are_added_to_a_version_that_is_there(tmp_path):
         'mean_return': 1.0,
         'evaluation': {'mean_return': 2.0},
     }
-    assert names(version) == ['README.md', 'metadata.json', 'saved_model.pb']
+    assert names(version) == ['metadata.json', 'saved_model.pb']
     assert not added_metadata.add(tmp_path / '6', evaluation={})
     assert names(tmp_path) == ['5']

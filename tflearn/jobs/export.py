@@ -17,7 +17,7 @@ from tflearn.core.settings import PositiveInt, checked
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.files import digests, messages
 from tflearn.files.run_dir import RunDir, read_json, write_atomically
-from tflearn.policies import converted, model_card, products, signatures, updates, versions
+from tflearn.policies import converted, products, signatures, updates, versions
 from tflearn.policies.converted import Converted
 from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
@@ -42,7 +42,6 @@ def export(
     observations: str | None = None,
     num_observations: PositiveInt = 2000,
     product: ProductOptions | None = None,
-    hub: str | None = None,
 ) -> pathlib.Path:
     """Writes a model of one train step; for an update (see `policies.updates`) it makes the full model first.
 
@@ -66,8 +65,6 @@ def export(
         than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output`
         puts it in `RunDir.product`.
-      hub: writes a repository of the Hugging Face Hub to this new path: the full model, its card
-        and configuration.
 
     Returns:
       The model's path.
@@ -78,20 +75,17 @@ def export(
       ImportError: if a package of the extra onnx is missing.
       RuntimeError: if the model does not act as the SavedModel does; nothing is written then.
     """
-    _check_outputs(output, batch_size, format, signature, observations, product, hub)
+    _check_outputs(output, batch_size, format, signature, observations, product)
     directory = run_dir.policy(policy)
     step = _step(directory) if train_step is None else train_step
     version, path = directory / str(step), pathlib.Path(output) if output else None
-    if format is batch_size is product is hub is None:
+    if format is batch_size is product is None:
         version = updates.materialise(directory, step, path)
         logging.info('the full model of step %d is %s', step, version)
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
     with digests.checked(version) as copy:
-        if hub is not None:
-            model_card.save_repository(version, copy, pathlib.Path(hub))
-            return pathlib.Path(hub)
         if product is not None:
             return _product(run_dir, version, copy, path, product)
         if format is None:
@@ -116,15 +110,12 @@ def _check_outputs(
     signature: str,
     observations: str | None,
     product: ProductOptions | None,
-    hub: str | None,
 ) -> None:
     """Raises ValueError for arguments of `export` that ask for different models."""
     if batch_size is not None and (output is None or format is not None):
         raise UserValueError(f'got batch_size={batch_size}, output={output}, format={format}; need a path, None')
     if signature != signatures.DEFAULT and format is None:
         raise UserValueError(f'got signature={signature!r} without a format; need one; a full model has all signatures')
-    if hub is not None and not (output is batch_size is format is product is None):
-        raise UserValueError(f'got hub={hub!r} with another output; need it alone; export twice')
     if product is not None and not (batch_size is format is observations is None):
         raise UserValueError(
             f'got product={product} with batch_size={batch_size}, format={format}, observations={observations}; need '

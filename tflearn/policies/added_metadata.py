@@ -7,13 +7,11 @@ from typing import Any
 
 from tflearn.files import messages, numbered, temporary
 from tflearn.files.run_dir import read_json
-from tflearn.policies import model_card, versions
+from tflearn.policies import versions
 
 
 def add(version: pathlib.Path, **facts: Any) -> bool:
-    """Adds JSON values to the metadata and the card of a version.
-    Returns False if it does not exist any more.
-    """
+    """Adds JSON values to the metadata of a version. Returns False if it does not exist any more."""
     written = temporary.temporary(version / versions.METADATA)
     try:
         written.write_text(
@@ -21,7 +19,6 @@ def add(version: pathlib.Path, **facts: Any) -> bool:
         )
         numbered.sync(written)
         os.replace(written, version / versions.METADATA)
-        model_card.write(version)
     except FileNotFoundError:
         return False
     return True

@@ -17,7 +17,6 @@ from tflearn.core.errors import UserFileNotFoundError
 from tflearn.files import digests, numbered
 from tflearn.files.numbered import Numbered
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.policies import model_card
 
 METADATA = 'metadata.json'
 # A key of the metadata: the numbers that stand for missing ones, by the names of the inputs' parts.
@@ -103,19 +102,17 @@ def _chosen(directory: pathlib.Path, of_run: bool) -> pathlib.Path:
 
 def record(written: pathlib.Path) -> None:
     """Writes the digests of the files of a version."""
-    digests.record(written, (METADATA, model_card.CARD, *MARKERS))
+    digests.record(written, (METADATA, *MARKERS))
 
 
 def publish(written: pathlib.Path, version: pathlib.Path, recorded: bool = False) -> None:
-    """Renames a written version, with digests and card, to its path, durably:
-    it survives a power failure.
+    """Renames a written version, with digests, to its path, durably: it survives a power failure.
 
     Args:
       recorded: whether it has its digests already.
     """
     if not recorded:
         record(written)
-    model_card.write(written)
     numbered.put(written, version)
     point_latest(version.parent)
 
