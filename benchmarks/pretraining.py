@@ -1,12 +1,12 @@
-"""How many environment steps does PPO take to a mean return of 475 on CartPole-v1, alone and with recorded episodes?
+"""How many environment steps does PPO take to a mean return of 475 on CartPole-v1, alone and from a cloned policy?
 
     python benchmarks/pretraining.py --seeds=5 --picture=docs/images/pretraining.png
 
-All sides are gin/ppo_cartpole.gin, in processes of their own, interleaved. One begins with the policy that behavioural
+Both sides are gin/ppo_cartpole.gin, in processes of their own, interleaved. One begins with the policy that behavioural
 cloning makes of recorded episodes (`train.Cloning`), in the same run; it trains the value first, at a larger rate, and
-then the policy at half of the others'. One imitates the episodes while it trains (`train.Demonstrations`). A run is
-over when the last 20 training episodes have a mean return of 475; environment steps are all that were taken until
-then, also in episodes that had not ended. (Even a policy that is perfect from the beginning takes about 10,000.)
+then the policy at half of the other's. A run is over when the last 20 training episodes have a mean return of 475;
+environment steps are all that were taken until then, also in episodes that had not ended. (Even a policy that is
+perfect from the beginning takes about 10,000.)
 
 The episodes are those in --data; without it, of the policy that a PPO run ends with when it has solved the task, of
 which --epsilon of the actions are random. What that run and its recording took is not counted: where one would clone,
@@ -33,13 +33,13 @@ from tflearn.data.reader import Dataset  # noqa: E402
 from tflearn.data.statistics import Statistics  # noqa: E402
 
 GIN_FILE = 'ppo_cartpole'
-SCRATCH, CLONED, IMITATING = 'PPO', 'BC, then PPO', 'PPO, imitating'
+SCRATCH, CLONED = 'PPO', 'BC, then PPO'
 _LAST = (8_000, 1e-5)  # of the learning rate: train step, value
 _EXPERT_SECS, _RECORD_SECS = 1_200.0, 300.0
 
 
 def main() -> int:
-    """Makes the runs, prints the table; returns 1 if one with episodes does not take fewer environment steps."""
+    """Makes the runs, prints the table; returns 1 if the clone does not take fewer environment steps."""
     parser = command_line.parser(__doc__)
     parser.add_argument('--seeds', type=int, default=5, help='runs of each side, with the seeds 1, 2, ...')
     parser.add_argument('--goal', type=float, default=475.0)
@@ -50,7 +50,6 @@ def main() -> int:
     parser.add_argument('--cloning_steps', type=int, default=1_000, help='train steps of the cloning')
     parser.add_argument('--value_warmup_steps', type=int, default=200, help='train steps of PPO on the value alone')
     parser.add_argument('--gin_bindings', action='append', default=[], help='for the side that begins with a clone')
-    parser.add_argument('--imitation_bindings', action='append', default=[], help='for the side that imitates')
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the returns')
     options = parser.parse_args()
@@ -60,12 +59,7 @@ def main() -> int:
         returns = Statistics(Dataset([str(data)])).returns
         print(f'{len(returns)} recorded episodes, mean return {np.mean(returns):.1f}', flush=True)
         cloning = _cloning(data, options.cloning_steps, options.value_warmup_steps)
-        imitation = ['demonstrations=@train.Demonstrations()', 'train.Demonstrations.dataset=@train.Dataset()']
-        sides = {
-            SCRATCH: [],
-            CLONED: [*cloning, *options.gin_bindings],
-            IMITATING: [*imitation, _paths(data), *options.imitation_bindings],
-        }
+        sides = {SCRATCH: [], CLONED: [*cloning, *options.gin_bindings]}
         outcomes: dict[str, list[recorded_runs.Outcome]] = {side: [] for side in sides}
         for seed in range(1, options.seeds + 1):
             for side, bindings in sides.items():
@@ -78,11 +72,10 @@ def main() -> int:
     print(recorded_runs.table(outcomes))
     dicts = {side: [dataclasses.asdict(outcome) for outcome in found] for side, found in outcomes.items()}
     command_line.write(options.json, dicts)
-    scratch, *others = (recorded_runs.middle(found, 'env_steps') for found in outcomes.values())
-    for side, steps in zip((CLONED, IMITATING), others, strict=True):
-        if scratch is not None and steps is not None:
-            print(f'"{side}" takes {steps / scratch:.2f} of the environment steps (medians)')
-    return int(any(steps is None or (scratch is not None and steps >= scratch) for steps in others))
+    scratch, cloned = (recorded_runs.middle(found, 'env_steps') for found in outcomes.values())
+    if scratch is not None and cloned is not None:
+        print(f'"{CLONED}" takes {cloned / scratch:.2f} of the environment steps (medians)')
+    return int(cloned is None or (scratch is not None and cloned >= scratch))
 
 
 def _path(root: pathlib.Path, side: str, seed: int) -> pathlib.Path:
@@ -99,17 +92,13 @@ def _outcome(
     return recorded_runs.read(path, options.goal, options.limit_secs)
 
 
-def _paths(data: pathlib.Path) -> str:
-    return f'train.Dataset.paths=({str(data.resolve())!r},)'
-
-
 def _cloning(data: pathlib.Path, num_steps: int, value_warmup_steps: int) -> list[str]:
     """Returns the gin statements with which a PPO run begins with what it has cloned."""
     return [
         'from tflearn.agents import bc',
         'train.Initial.cloning=@train.Cloning()',
         'train.Cloning.dataset=@train.Dataset()',
-        _paths(data),
+        f'train.Dataset.paths=({str(data.resolve())!r},)',
         'train.Cloning.make_agent=@bc.make_agent',
         'bc.make_agent.network=@networks.NetworkOptions()',
         f'train.Cloning.num_train_steps={num_steps}',

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import threading
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -12,7 +11,7 @@ from tests.jobs.synchronous_test import assert_same
 from tests.testing import jobs, lanes, written_summaries
 from tests.testing.jobs import job_arguments
 from tflearn.actors.actor import Actor
-from tflearn.agents import bc, dqn, impala, ppo
+from tflearn.agents import bc, dqn, ppo
 from tflearn.core.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Slicing, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.data.demonstrations import Cloning, Demonstrations
@@ -31,8 +30,6 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.networks.networks import NetworkOptions
-from tflearn.optimization import schedules
-from tflearn.transforms import normalize, rewards, transformed
 
 FEW = {
     'num_environments': 2,
@@ -221,78 +218,9 @@ PPO = {
 }
 
 
-def imitations(root, demonstrations, num_train_steps=12, jit_compile='auto', **arguments):
-    """Trains PPO; returns the results of the learner's calls, which cost less than summaries."""
-    calls = []
-    options = LearnerOptions(after_run=calls.append, loop=LoopOptions(jit_compile=jit_compile))
-    given = {'summary_interval_steps': None, 'learner_options': options, **PPO, **arguments}
-    run_synchronously(root, demonstrations, num_train_steps=num_train_steps, **given)
-    assert sum(result.num_steps for result in calls) == num_train_steps
-    return calls
-
-
-@pytest.fixture(scope='module')
-def imitated_shares(tmp_path_factory, data):
-    """The share of the recorded steps that PPO imitates, in each iteration."""
-    calls = imitations(tmp_path_factory.mktemp('ppo'), Demonstrations(data, share=0.5))
-    return [result.extra['imitated_share'] for result in calls]
-
-
-@lanes.classic
-def test_ppo_imitates_recorded_episodes(imitated_shares):
-    assert len(imitated_shares) == 3 and 0.2 < imitated_shares[0] <= 1.0
-
-
-@pytest.mark.slow
-def test_ppo_imitates_as_much_in_xla(tmp_path, data, imitated_shares):
-    compiled = imitations(tmp_path, Demonstrations(data, share=0.5), jit_compile=True)
-    got = [result.extra['imitated_share'] for result in compiled]
-    np.testing.assert_allclose(got, imitated_shares, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_ppo_without_episodes_imitates_none(tmp_path):
-    assert not any('imitated_share' in result.extra for result in imitations(tmp_path, None))
-
-
-@pytest.mark.parametrize(
-    ('settings', 'message'),
-    [
-        ({'num_pretrain_steps': 5}, r'num_pretrain_steps=5, fill_replay=False with a Queue; need a number above 0, 0'),
-        ({'fill_replay': True}, 'fill_replay=True with a Queue'),
-        ({'share': schedules.linear(0.5, 0.1, 100)}, r'got Demonstrations.share=.* with a Queue; need a number'),
-    ],
-)
-def test_a_queue_has_a_constant_share_only(data, settings, message):
-    with pytest.raises(ValueError, match=message):
-        Demonstrations(data, **settings).check(PPO['experience'])
-
-
-def test_agents_that_do_not_imitate_refuse_episodes(tmp_path, data):
-    given = {'make_agent': impala.make_agent, 'experience': impala.EXPERIENCE, 'num_train_steps': 1}
-    with pytest.raises(ValueError, match=r'with a Queue and a \w+Agent; need an agent that imitates'):
-        run_synchronously(tmp_path, Demonstrations(data), **given)
-
-
-def imitate_with(root, data, transform):
-    """Trains PPO with a transform; returns the share of the recorded steps that it imitates at first."""
-    make_agent = functools.partial(transformed.make_agent, make_agent=PPO['make_agent'], transforms=[transform])
-    (only,) = imitations(root, Demonstrations(data), num_train_steps=1, make_agent=make_agent)
-    return only.extra['imitated_share']
-
-
-def test_transforms_that_learn_are_refused(tmp_path, data):
-    with pytest.raises(ValueError, match='with the transforms .*; a queue needs transforms that change each step'):
-        imitate_with(tmp_path, data, normalize.Observations())
-
-
-# Returns are above the first values, of nearly 0, or below them.
-@lanes.classic
-@pytest.mark.parametrize(
-    ('factor', 'least', 'most'), [pytest.param(10.0, 0.9, 1.0, marks=pytest.mark.slow), (-10.0, 0.0, 0.1)]
-)
-def test_transforms_change_the_episodes(tmp_path, data, factor, least, most):
-    assert least <= imitate_with(tmp_path, data, rewards.Scale(factor)) <= most
+def test_a_queue_has_no_demonstrations(tmp_path, data):
+    with pytest.raises(ValueError, match=r'got Initial.demonstrations with Experience.replay=Queue.*Initial.cloning'):
+        run_synchronously(tmp_path, Demonstrations(data), num_train_steps=1, **PPO)
 
 
 # A run that begins with a policy cloned from recorded episodes, in one run directory.

@@ -67,8 +67,8 @@ class Normalizer(tf.Module):
     def _floats(self, nest: Any) -> list[Any]:
         return [leaf for i, leaf in enumerate(tf.nest.flatten(nest)) if i in self._floating]
 
-    def __call__(self, values: Any, clips: bool = True) -> Any:
-        """Returns the normalized values [..., *spec]; sums of several are not to be clipped."""
+    def __call__(self, values: Any) -> Any:
+        """Returns the normalized values [..., *spec]."""
         leaves = self._joined.join(self._floats(values))
         if self._center:
             normal = [
@@ -80,8 +80,7 @@ class Normalizer(tf.Module):
                 leaf / tf.maximum(tf.sqrt(variance + tf.square(mean) + 1e-8), largest / self._clipping)
                 for leaf, mean, variance, largest in zip(leaves, self.means, self.variances, self.largest, strict=True)
             ]
-        if clips:
-            normal = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
+        normal = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
         divided = iter(self._joined.divide(normal))
         changed = [next(divided) if i in self._floating else leaf for i, leaf in enumerate(tf.nest.flatten(values))]
         return tf.nest.pack_sequence_as(values, changed)

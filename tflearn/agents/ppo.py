@@ -10,19 +10,17 @@ With one epoch of one minibatch, without clipping, this is the advantage actor-c
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.utils import common
 
-from tflearn.agents import own_loss, parts, self_imitation
+from tflearn.agents import own_loss, parts
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueAgent, ActorValueNetwork, complete
 from tflearn.agents.algorithm import ANY_ACTION, Example, factory
 from tflearn.agents.normalizer import Normalizers, make_normalizers
 from tflearn.agents.parts import Problem
-from tflearn.agents.self_imitation import SelfImitation
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.moments import variable
@@ -187,7 +185,6 @@ def make_agent(
     normalize_values: bool = False,
     action_mask: str | None = None,
     max_kl: PositiveFloat | None = None,
-    imitation: SelfImitation = SelfImitation(),
     state_dependent_noise: StateDependentNoise | None = None,
     initial_deviation: PositiveFloat | None = None,
     extra_loss: own_loss.ExtraLoss | None = None,
@@ -203,7 +200,6 @@ def make_agent(
       optimizer: the optimizer, of the part `ppo`; 3e-4, clipped at 0.5.
       max_kl: the divergence from the policy that acted [nats] of a minibatch after which the other steps of its
         iteration change nothing, as SB3's 1.5 * `target_kl` ends them; None does not.
-      imitation: how recorded steps are imitated, in a run with `Initial.demonstrations`.
 
     Raises:
       ValueError: if the experience is not a queue of new items, there is a `max_kl` or the KL coefficient adapts
@@ -226,9 +222,7 @@ def make_agent(
     noise = heads.noise_of(problem.specs.action, initial_deviation, state_dependent_noise, problem.network.make_head)
     actor_value, normalizers = make_networks(problem, action_mask, normalized, 'PPO', noise)
     optimizers = problem.optimizers({'ppo': 3e-4}, 0.5)
-    agent = PPOAgent(
-        problem, actor_value, optimizers, loss, normalizers, max_kl=max_kl, imitation=imitation, extra_loss=extra_loss
-    )
+    agent = PPOAgent(problem, actor_value, optimizers, loss, normalizers, max_kl=max_kl, extra_loss=extra_loss)
     return own_loss.checked(agent, extra_loss, problem.experience)
 
 
@@ -295,16 +289,10 @@ class PPOAgent(ActorValueAgent):
       trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
-    def __init__(self, *args: Any, max_kl: float | None = None, imitation: SelfImitation | None = None, **more: Any):
-        """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`.
-
-        With `imitation` it has `demonstrate`, as agents have that imitate recorded episodes.
-        """
+    def __init__(self, *args: Any, max_kl: float | None = None, **more: Any):
+        """Takes the arguments of `ActorValueAgent`, with the normalizers; see `make_agent`."""
         super().__init__(*args, records_distribution=True, **more)
-        self._max_kl, self._imitation = max_kl, imitation or SelfImitation()
-        if imitation:
-            self.demonstrate = self._demonstrate
-        self._recorded: Callable[[tf.Tensor], self_imitation.Steps] | None = None
+        self._max_kl = max_kl
         loss, self.trains_on_sequences = self._options, bool(self._network.state_spec)
         self._kl_coefficient = variable(float(loss.kl_coefficient), 'kl_coefficient')
         self._divergence = variable(loss.kl_target or 0.0, 'divergence')
@@ -407,45 +395,6 @@ class PPOAgent(ActorValueAgent):
         samples, counts = experience
         return counts, {'ppo': lambda _: self._losses_of(samples, counts, training)}
 
-    def _demonstrate(self, episodes: Any, share: float) -> None:
-        """Takes recorded episodes, of which each train step imitates some steps; see `self_imitation`.
-
-        Args:
-          episodes: a Trajectory [N, ...] of complete episodes, one after the other, without policy info.
-          share: that of recorded steps among all that a train step learns from, above 0 and below 1.
-
-        Raises:
-          ValueError: if the network has memory.
-        """
-        if self.trains_on_sequences:
-            raise UserValueError(
-                'got Initial.demonstrations with a network with memory; PPO needs one without, since it imitates '
-                'single steps; clone the episodes first (Initial.cloning)'
-            )
-        steps = self_imitation.steps_of(episodes, self._options.gamma)
-        self._recorded = lambda size: steps.draw(self._draws, tf.cast(size * share / (1 - share) + 0.5, tf.int32))
-
-    def _imitation_loss(self, samples: Samples, counts: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss of recorded steps, and the share of those whose return is above the value."""
-        recorded = self._recorded(tf.size(counts, tf.float32))  # type: ignore[misc]
-        observation, last, sums = recorded.observation, recorded.last, recorded.sums
-        if self._observation_normalizer:
-            observation, last = self._observation_normalizer(observation), self._observation_normalizer(last)
-        if self._reward_normalizer:
-            sums = self._reward_normalizer(sums, clips=False)
-        (distribution, values), _ = self._network(observation, training=training)
-        (_, last_values), _ = self._network(last)
-        returns = sums + recorded.last_factor * tf.stop_gradient(last_values)
-        log_probs = self._log_prob(distribution, recorded.action)
-        of_policy, of_value = self_imitation.losses(log_probs, self._network.scaled(returns - values))
-        if self._options.normalize_advantages:  # in their unit
-            squares = counts * tf.square((samples.target - samples.value) / self._network.value_scale)
-            of_policy *= tf.math.rsqrt(tf.math.divide_no_nan(tf.reduce_sum(squares), tf.reduce_sum(counts)) + 1e-8)
-        coefficient = schedules.at(self._imitation.coefficient, self.train_step_counter)
-        policy = self._options.warmed_up(coefficient * tf.reduce_mean(of_policy), self.train_step_counter)
-        share = tf.reduce_mean(tf.cast(returns > values, tf.float32))
-        return policy + self._imitation.value_coefficient * tf.reduce_mean(of_value), share
-
     def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
         """Returns samples and the weight of each; `weights` are those of steps, or of sequences [B]."""
         if isinstance(experience, Samples):
@@ -486,9 +435,6 @@ class PPOAgent(ActorValueAgent):
             + options.value_coefficient * metrics['value_loss']
             - warmed_up(schedules.at(options.entropy_coefficient, self.train_step_counter) * entropy)
         )
-        if self._recorded:
-            loss, share = self._imitation_loss(samples, counts, training)
-            losses, metrics['imitated_share'] = losses + loss, tf.zeros_like(ratios) + share
         if self._extra_loss:
             term, own = own_loss.term_of(self._extra_loss, values, distribution, values, samples)
             losses, metrics = losses + warmed_up(term), metrics | own

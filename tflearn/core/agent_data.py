@@ -308,8 +308,6 @@ class WrappedAgent(tf.Module):
         self.trains_on_sequences: bool = getattr(agent, 'trains_on_sequences', False)
         if hasattr(agent, 'prepare'):
             self.prepare = self._prepare
-        if hasattr(agent, 'demonstrate'):
-            self.demonstrate = self._demonstrate
 
     @property
     def collect_data_spec(self) -> Any:
@@ -362,13 +360,6 @@ class WrappedAgent(tf.Module):
         prepared = self._agent.prepare(experience)  # type: ignore[attr-defined]
         self.after_train(converted)
         return prepared
-
-    def _demonstrate(self, episodes: Any, share: float) -> None:
-        """Takes recorded episodes, converted once; see the agent's own."""
-        converted, _ = self.convert(tf.nest.map_structure(lambda column: column[tf.newaxis], episodes))
-        self._agent.demonstrate(  # type: ignore[attr-defined]
-            tf.nest.map_structure(lambda column: column[0], converted), share
-        )
 
 
 class WrappingPolicy:

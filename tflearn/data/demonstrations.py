@@ -19,8 +19,6 @@ class Demonstrations:
 
     The learner holds them in memory (at most `max_mirror_gb` of the replay) to the end of the run,
     and draws them uniformly, with a weight of 1 where the run's own items are drawn by priority.
-    With a queue PPO imitates them (`agents.self_imitation`); it takes `dataset` and a constant
-    `share` only.
 
     Attributes:
       dataset: the episodes.
@@ -56,8 +54,10 @@ class Demonstrations:
         """
         replay, size = experience.replay, experience.per_replica_batch_size
         if not replay.learns_from_old_items:
-            self._check_queue()
-            return
+            raise UserValueError(
+                f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) or Prioritized(...), '
+                'since recorded episodes are no part of a queue; to train on them first, set Initial.cloning'
+            )
         if replay.sampling == 'server' or replay.max_times_sampled:
             raise UserValueError(
                 f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) or Prioritized(...) '
@@ -72,14 +72,6 @@ class Demonstrations:
             raise UserValueError(
                 f'got Demonstrations.share={self.share} for batches of {size} items on each replica, of which '
                 f'{round(size * self.share)} would be demonstrations; need at least one item of both kinds'
-            )
-
-    def _check_queue(self) -> None:
-        if callable(self.share) or not self.share or self.num_pretrain_steps or self.fill_replay:
-            raise UserValueError(
-                f'got Demonstrations.share={self.share}, num_pretrain_steps={self.num_pretrain_steps}, fill_replay='
-                f'{self.fill_replay} with a Queue; need a number above 0, 0 and False, since recorded episodes are no '
-                'part of a queue; to train on them first, set Initial.cloning'
             )
 
     def check_mirrored(self, mirrored: bool) -> None:

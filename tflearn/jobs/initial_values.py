@@ -1,20 +1,12 @@
-"""What a new run's agent begins with: values of another run or of an exported policy,
-and episodes to imitate.
-"""
+"""What a new run's agent begins with: values of another run or of an exported policy."""
 
 import pathlib
 from collections.abc import Collection, Mapping
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.core.errors import UserValueError
-from tflearn.core.experience import Experience
 from tflearn.core.types import Agent
-from tflearn.data.demonstrations import Demonstrations
-from tflearn.data.reader import EpisodeReader
 from tflearn.files.numbered import CheckpointFiles
 from tflearn.files.run_dir import RunDir, local_path
 from tflearn.jobs.train_settings import Initial
@@ -77,25 +69,3 @@ def policy_variables(agent: Agent) -> list[tf.Variable]:
     """Returns the variables of both policies, each once."""
     policies = [agent.policy, agent.collect_policy]
     return list({variable.ref(): variable for policy in policies for variable in published_variables(policy)}.values())
-
-
-def demonstrate(agent: Agent, demonstrations: Demonstrations | None, experience: Experience) -> None:
-    """Puts in recorded episodes for an agent that learns from a queue.
-
-    Raises:
-      ValueError: if it does not imitate episodes, or they do not have the columns that it needs.
-    """
-    if demonstrations is None or experience.replay.learns_from_old_items:
-        return
-    if not hasattr(agent, 'demonstrate'):
-        raise UserValueError(
-            f'got Initial.demonstrations with a Queue and a {type(agent).__name__}; need an agent that imitates '
-            'episodes, such as PPO, or Uniform(...) or Prioritized(...) as Experience.replay'
-        )
-    spec: Any = agent.collect_data_spec
-    episodes = list(EpisodeReader(demonstrations.dataset, spec.replace(policy_info=())).joined())
-    if not episodes:
-        raise UserValueError('got Demonstrations.dataset without an episode that is read; need at least one')
-    joined = tf.nest.map_structure(lambda *columns: tf.constant(np.concatenate(columns)), *episodes)
-    agent.demonstrate(joined, demonstrations.share)
-    logging.info('imitates the steps of recorded episodes: %d rows', len(joined.reward))

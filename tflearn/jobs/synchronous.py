@@ -146,7 +146,6 @@ def _replay(
     experience, num_environments = storage.experience, environment.num_environments
     if experience.replay.learns_from_old_items:
         return _make_replay(storage, num_environments, agent, initial, seed)
-    initial_values.demonstrate(agent, initial.demonstrations, experience)
     queue = LocalQueue(storage, num_environments)
     strategy = strategies.make('default')
     return queues.make([''], storage, agent, strategy, math.inf, seed, lambda *_: queue), queue

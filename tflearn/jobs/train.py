@@ -106,7 +106,6 @@ def train(
                 seed = set_seed(initial.seed, strategy)
                 specs = specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, strategy, device.precision)
-                initial_values.demonstrate(agent, initial.demonstrations, experience)
             storage = initial_agent.storage(agent, experience)
             _check_machine(run.dir, agent, storage, storage.mirrored and not data.feed_address)
             # With whom: the run's coordinator and replay servers. Collectors know of a clone before

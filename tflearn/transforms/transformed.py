@@ -118,14 +118,6 @@ class TransformedAgent(WrappedAgent):
         """Updates the transforms' statistics."""
         self._pipeline().update(converted)
 
-    def _demonstrate(self, episodes: Any, share: float) -> None:
-        if any(module.variables for module in self._statistics) or self.extra_steps != (0, 0):
-            raise UserValueError(
-                f'got Initial.demonstrations with the transforms {self.description}; a queue needs transforms that '
-                'change each step alone and learn nothing, since recorded episodes are transformed once'
-            )
-        super()._demonstrate(episodes, share)
-
 
 class TransformedPolicy(WrappingPolicy, tf_policy.TFPolicy):
     """Transforms time steps, then asks another policy.
