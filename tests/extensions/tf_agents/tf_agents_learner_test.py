@@ -1,4 +1,4 @@
-"""What TF-Agents' own tests do not check of the drop-in. Defects of TF-Agents itself: defects_test.py."""
+"""What TF-Agents' own tests do not check of the drop-in."""
 
 import functools
 
