@@ -229,6 +229,8 @@ def _locked_log(run_dir: RunDir, topology: Topology, signals: 'StopSignals') -> 
     run_dir.logs.mkdir(exist_ok=True)
     with _Log(run_dir.log('launch').open('ab'), encoding='utf-8') as log:
         deadline, told = time.monotonic() + topology.stop_timeout_secs + _REAPER_SECS, False
+        # A launch that lives is refused at once. Of one that was killed the reaper has inherited the
+        # lock, until it has ended the jobs.
         try:
             while not try_lock(log):
                 pid = (read_json(run_dir.status('launch'), messages.Status) or {}).get('pid', 'unknown')

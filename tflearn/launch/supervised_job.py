@@ -96,6 +96,7 @@ class _SupervisedJob:
         Returns why it failed.
         """
         command = tuple(map(self._filled_in, self._job.command))
+        # Here it is the only job: what its rule says of the others is up to `run`.
         rule = dataclasses.replace(self._job.restart, spent='fail')
         job = dataclasses.replace(self._job, command=command, serves=None, restart=rule)
         secs = self._topology.stop_timeout_secs + 10.0

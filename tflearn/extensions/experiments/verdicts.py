@@ -82,12 +82,14 @@ def judge(
     if min(len(values), len(others)) < (_FEWEST_PAIRS if paired else _FEWEST_RUNS):
         return None
     if paired:
+        # Signed ranks (Wilcoxon): if the sides do not differ, each pair may have either sign.
         each = values - others
         differences, deviation = _differences(each), each.std(ddof=1)
         each = each[each != 0]  # a flipped 0 is the same
         ranks, is_first, size = _twice_ranks(np.abs(each)), each > 0, None
         wins, (cut, deviations) = values - others, _untied(len(values), None)
     else:
+        # Rank sums (Wilcoxon; Mann and Whitney): if they do not differ, any runs may be the group's.
         wins = differences = _differences(values, others)
         weights = len(values) - 1, len(others) - 1
         deviation = np.sqrt(np.average([values.var(ddof=1), others.var(ddof=1)], weights=weights))
@@ -100,6 +102,7 @@ def judge(
     # Tail probabilities by the distance from the mean, which both tails share.
     tails = np.bincount(np.abs(2 * np.arange(len(counts)) - twice_mean), counts / counts.sum())[::-1].cumsum()[::-1]
     p, level = float(tails[abs(distance)]), float(max(tails[tails <= LEVEL], default=0.0))
+    # The interval of the differences that the same test would not refuse: its ends are two of them.
     low, high = float(differences[cut - 1]), float(differences[-cut])
     word: Word = 'not told apart' if level else 'no verdict attainable'
     if equal_within is not None and max(-low, high) <= equal_within:
