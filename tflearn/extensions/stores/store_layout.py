@@ -25,7 +25,7 @@ _DIRECTORY = re.compile(
     r'(replay/(?:\d+/)?checkpoints/\d+|(?:policies|products)/[^/]+/(?:updates/)?(?:\d+|model-\w+|\.moved_aside-[\d-]+))/.*'
 )
 _MARKER = re.compile(r'(.*/)\.([^/]+)\.whole')
-# What an evaluation changes in a version of a policy: valid by itself.
+# What an evaluation changes in a version of a policy: valid by itself. (Runs of before had a README.md.)
 _CHANGES = re.compile(r'policies/.*/\d+/(?:KEPT|IN_USE|metadata\.json|README\.md)')
 _LINK = re.compile(r'policies/[^/]+/(?:best|latest)|.*/checkpoints/checkpoint')
 _END = re.compile(r'DONE|failure\.json|train/result\.json')
