@@ -66,6 +66,8 @@ def test_many_train_steps_in_xla_equal_those_without(tmp_path, make_agent, own, 
         learner.close()
         summaries = written_summaries.scalars(tmp_path / f'{jit_compile}' / 'train')['train/loss']
         assert list(summaries) == [100, 200, 300]
+        if own:
+            _assert_gradients(tmp_path / f'{jit_compile}' / 'train', [100, 200, 300])
         found[jit_compile] = [*losses, *summaries.values(), *_values(agent)]
         compiled = [line for line in caplog.messages if 'XLA takes up to 128 train steps' in line]
         assert len(compiled) == jit_compile
@@ -132,11 +134,14 @@ def test_one_trace_on_replicas_whose_data_may_end(tmp_path, make_agent, make_dat
         contexts.append(context.num_replicas_in_sync)
         return make_dataset_fn()(context)
 
-    learner = _learner(tmp_path, agent, dataset_fn, strategy=strategy)
+    learner = _learner(tmp_path, agent, dataset_fn, strategy=strategy, summary_interval=4)
     assert contexts == [replicas]
     assert len(traces) == replicas
     learner.run(2)
     assert len(traces) == replicas
+    learner.run(2)
+    learner.close()
+    assert list(written_summaries.scalars(tmp_path / 'train')['gradients/dqn/norm']) == [4]
 
 
 def test_returns_the_last_steps_loss_and_mean_extras_and_summarizes_the_mean_loss(
@@ -155,6 +160,19 @@ def test_returns_the_last_steps_loss_and_mean_extras_and_summarizes_the_mean_los
     losses = [info.loss.numpy() for info in infos]
     expected = {4: pytest.approx(np.mean(losses[:4]), rel=1e-4), 8: pytest.approx(np.mean(losses[4:]), rel=1e-4)}
     assert written_summaries.scalars(tmp_path / 'train')['train/loss'] == expected, 'since the last summary'
+    _assert_gradients(tmp_path / 'train', [4, 8])
+
+
+def _assert_gradients(directory, steps):
+    """Checks norms and histograms of gradients, which are not operations of the agent, but returned by its step."""
+    norms = written_summaries.scalars(directory)['gradients/dqn/norm']
+    assert list(norms) == steps
+    assert min(norms.values()) > 0
+    histograms = {
+        tag: found for tag, found in written_summaries.histograms(directory).items() if 'gradients/dqn' in tag
+    }
+    assert len(histograms) > 4
+    assert all(list(found) == steps for found in histograms.values())
 
 
 @pytest.mark.slow  # replicas_test has such a test of `tflearn.Learner`

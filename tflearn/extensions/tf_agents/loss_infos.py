@@ -1,13 +1,24 @@
 """LossInfos of TF-Agents' agents, of which a learner returns one of scalars."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
+from tflearn.core import summary_tensors
 from tflearn.learner.metrics import Reduction, StepMetrics
+
+
+def with_summary(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that returns what `train` does, and the summary tensors that it makes, by tag."""
+
+    def summarized(*args: Any, **kwargs: Any) -> Any:
+        with summary_tensors.collecting() as tensors:
+            return train(*args, **kwargs), tensors
+
+    return summarized
 
 
 class LossInfos:
@@ -23,15 +34,25 @@ class LossInfos:
         """The vector's length; known once `vector` has been traced."""
         return self._layout.size
 
-    def vector(self, loss_info: Any) -> tf.Tensor:
-        """Returns the metrics of a step, from what `strategy.run` returned."""
+    @property
+    def is_traced(self) -> bool:
+        """Whether `vector` has been traced."""
+        return self._like is not None
+
+    def vector(self, loss_info: Any, summary: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the metrics of a step, from what `strategy.run` returned, then its summary tensors."""
         self._like = loss_info._replace(loss=0, extra=tf.nest.map_structure(lambda _: 0, loss_info.extra))
 
         def of_replica(found: Any) -> Any:
             loss = tf.cast(tf.reduce_sum(found.loss), tf.float32)
             return self._layout.of_replica(loss, found.extra, ())
 
-        return self._layout.over_replicas(self._strategy, *self._strategy.run(of_replica, (loss_info,)))
+        metrics = self._layout.over_replicas(self._strategy, *self._strategy.run(of_replica, (loss_info,)))
+        return tf.concat([metrics, *self._layout.of_summary(summary)], axis=0)
+
+    def read_summary(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the summary tensors by tag."""
+        return self._layout.read_summary(vector)
 
     def read(self, vector: np.ndarray) -> Any:
         """Returns a LossInfo of float32 scalars; extras that are not numbers are None."""

@@ -1,6 +1,7 @@
 """Programs of the drop-in for TF-Agents' Learner: many train steps on a dataset, as one call."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -52,3 +53,11 @@ def traced_once(program: Callable[[tf.Tensor], tf.Tensor]) -> Program:
     in_graph = tf.function(program, autograph=False)
     trace = functools.cache(lambda: in_graph.get_concrete_function(tf.TensorSpec((), tf.int64)))
     return lambda count: trace()(tf.constant(count, tf.int64)).numpy()
+
+
+def call_dataset_fn(dataset_fn: Callable[..., tf.data.Dataset], context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Calls a dataset function, with the InputContext if it takes an argument."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(dataset_fn).parameters.values()
+    takes_context = any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+    return dataset_fn(context) if takes_context else dataset_fn()

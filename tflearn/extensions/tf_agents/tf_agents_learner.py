@@ -7,7 +7,6 @@ existing programs; new ones use `tflearn.Learner`.
 import atexit
 import contextlib
 import functools
-import inspect
 import itertools
 import os
 import sys
@@ -16,16 +15,17 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
 
-from tflearn.core import extensions, workers
+from tflearn.core import extensions, summary_tensors, workers
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
 from tflearn.extensions.tf_agents import programs
 from tflearn.extensions.tf_agents.gin_names import LEARNER, in_place_of
-from tflearn.extensions.tf_agents.loss_infos import LossInfos
+from tflearn.extensions.tf_agents.loss_infos import LossInfos, with_summary
 from tflearn.files.run_dir import RunDir, is_url
 from tflearn.learner import batches, datasets, xla_loop
 from tflearn.learner.checkpoints import Checkpoints, writable_run_dir
@@ -77,8 +77,12 @@ class Learner:
       triggers: a list that belongs to this object; more may be added.
     """
 
+    _dataset: Any = None
+    _iterator: Any = None
     _due: int | None = None  # the train step that is summarized next
     _traced: Any = None  # the train step without a summary
+    # Of the train step that is being traced, by tag; None: it is not summarized.
+    _summary: dict[str, tf.Tensor] | None = None
     _stacks: StackBatches | None = None  # the dataset's batches, for XLA; else `_iterator` has single ones
     _own_programs: dict[bool, Program]  # on the learner's own dataset, with and without a summary
 
@@ -156,26 +160,26 @@ class Learner:
         self._opened = contextlib.ExitStack()
         atexit.register(self._opened.close)  # TF-Agents' programs do not close their learner
         run_dir = self._own_run_dir(root_dir)
-        self.summary_interval = _interval(summary_interval)
+        self.summary_interval = summary_interval if summary_interval and summary_interval > 0 else None
         self.train_summary_writer = self._writer(run_dir if summary_root_dir is None else self._open(summary_root_dir))
         self._counter = StepCounter(train_step, increment=None)
         self._loss_sum, self._num_summed, self._own_programs = 0.0, 0, {}
-        self._trained, self._evaluated = (LossInfos(self.strategy, extra_reductions or {}) for _ in range(2))
+        plain, recorded, self._evaluated = (LossInfos(self.strategy, extra_reductions or {}) for _ in range(3))
+        self._trained = {False: plain, True: recorded}
         self._overridden = type(self).single_train_step is not Learner.single_train_step  # then AutoGraph converts it
-        self._steps = {recorded: tf.function(self._step, autograph=self._overridden) for recorded in (False, True)}
+        self._graph_step = tf.function(self._step, autograph=self._overridden)
         self._many_steps = tf.function(self._over_iterator, autograph=False)
         self._loss = tf.function(
-            lambda experience: self._evaluated.vector(self._run_agent(agent.loss, experience)), autograph=False
+            lambda experience: self._evaluated.vector(self._run_agent(agent.loss, experience), {}), autograph=False
         )
-        self._dataset, self._iterator = None, None
         with self.strategy.scope():
             if function := experience_dataset_fn:
                 self._dataset = self.strategy.distribute_datasets_from_function(
-                    lambda context: call_dataset_fn(function, context), experience_dataset_options
+                    lambda context: programs.call_dataset_fn(function, context), experience_dataset_options
                 )
             agent.initialize()
             if self._dataset is not None:
-                self._trace(self._dataset if isinstance(self._dataset, tf.data.Dataset) else self._experience_iterator)
+                self._traced = self._trace()
             elif run_optimizer_variable_init:
                 self._make_slots()
             keep = sys.maxsize if max_checkpoints_to_keep is None else max_checkpoints_to_keep
@@ -207,14 +211,17 @@ class Learner:
             return tf.summary.create_noop_writer()
         return tf.summary.create_file_writer(str(run_dir.checkpoints.parent), flush_millis=10000)
 
-    def _trace(self, data: Any) -> None:
-        """Traces the train step, which makes the optimizer's slots, for elements of an iterator or a plain dataset."""
+    def _trace(self, data: Any = None, recorded: bool = False) -> Any:
+        """Traces a train step, which makes the optimizer's slots, for elements of data; default: the own ones."""
+        if data is None:
+            data = self._dataset if isinstance(self._dataset, tf.data.Dataset) else self._experience_iterator
         # An iterator's own specs are not enough: where replicas may run out of data one by one,
         # batch sizes are unknown.
         next_value = lambda: data.get_next_as_optional().get_value()  # noqa: E731
-        spec = data.element_spec if isinstance(data, tf.data.Dataset) else batches.traced_spec(next_value)
-        with tf.summary.record_if(False):
-            self._traced = self._steps[False].get_concrete_function(spec)
+        has_spec = isinstance(data, tf.data.Dataset | StackBatches)
+        spec = data.element_spec if has_spec else batches.traced_spec(next_value)
+        with tf.summary.record_if(recorded):
+            return self._graph_step.get_concrete_function(recorded, spec)
 
     def _make_slots(self) -> None:
         """Makes the optimizer's slots by the agent's specs: there are no data yet."""
@@ -244,12 +251,11 @@ class Learner:
             for trigger in triggers:
                 if hasattr(trigger, 'set_start'):
                     trigger.set_start(self.train_step.numpy())
-        save = _interval(interval)
-        if not save:
+        if not interval or interval < 0:
             logging.warning('no checkpoints: they are switched off by checkpoint_interval=%s', interval)
             return [*triggers]
         # First, so that what the others export or publish is never newer than the checkpoint.
-        return [PeriodicAction(self._checkpointer.save, every_steps=save), *triggers]
+        return [PeriodicAction(self._checkpointer.save, every_steps=interval), *triggers]
 
     @property
     def train_step_numpy(self) -> Any:
@@ -306,7 +312,7 @@ class Learner:
         start, num_steps, last = self._counter.step, 0, None
         with self.strategy.scope():
             if self._traced is None:
-                self._trace(iterator)
+                self._traced = self._trace(iterator)
             while num_steps < max_steps:
                 before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
                 # Summarized or not, the caller's own default writer receives nothing.
@@ -315,11 +321,11 @@ class Learner:
                 taken = int(vector[0])
                 self._counter.observe(before, taken)
                 if taken:
-                    num_steps, last = num_steps + taken, self._trained.read(vector[2:])
+                    num_steps, last = num_steps + taken, self._trained[recorded].read(vector[2:])
                     self._loss_sum, self._num_summed = self._loss_sum + float(vector[1]), self._num_summed + taken
                     if recorded:
                         self._due = None
-                        self._write_loss(self._counter.step)
+                        self._write(self._counter.step, self._trained[True].read_summary(vector[2:]))
                 if taken < count:
                     break
         self._call_triggers(start)
@@ -338,13 +344,16 @@ class Learner:
 
     def _program(self, recorded: bool, iterator: Any) -> Program:
         """Returns what takes a number of train steps, and returns what `_over_iterator` does."""
+        if recorded and not self._trained[True].is_traced:  # then the length of its vector is known
+            self._trace(iterator, recorded)
         # Traced once for all that have the same elements.
         if iterator is not (self._stacks or self._iterator):
             return lambda count: self._many_steps(recorded, iterator, tf.constant(count, tf.int64)).numpy()
         if recorded not in self._own_programs:
             if self._stacks:
                 jit_compile = False if recorded else self._jit_compile
-                program = programs.over_stacks(self._steps[recorded], self._trained.size, self._stacks, jit_compile)
+                step, size = functools.partial(self._graph_step, recorded), self._trained[recorded].size
+                program = programs.over_stacks(step, size, self._stacks, jit_compile)
             else:
                 program = programs.traced_once(functools.partial(self._over_iterator, recorded, iterator))
             self._own_programs[recorded] = program
@@ -365,9 +374,9 @@ class Learner:
 
     def _over_iterator(self, recorded: bool, iterator: Any, num_steps: tf.Tensor) -> tf.Tensor:
         """Takes train steps. Returns how many, their loss's sum, and the last one's metrics, in one float64 vector."""
-        step = self._steps[recorded]
+        step = functools.partial(self._graph_step, recorded)
         if self._overridden:  # it may take further elements of the iterator
-            step = tf.function(lambda element: self._step(element, iterator))
+            step = tf.function(lambda element: self._step(recorded, element, iterator))
 
         def goes_on(taken: tf.Tensor, total: tf.Tensor, last: tf.Tensor, element: Any) -> tf.Tensor:
             del total, last
@@ -379,16 +388,18 @@ class Learner:
             element = tf.cond(taken < num_steps, iterator.get_next_as_optional, lambda: element)
             return taken, total + last[LOSS], last, element
 
-        zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([self._trained.size])
+        zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([self._trained[recorded].size])
         taken, total, last, _ = tf.while_loop(goes_on, one, (*zeros, iterator.get_next_as_optional()))
         # One tensor: fetching many small ones costs more than a small train step.
         counts = tf.stack([tf.cast(taken, tf.float64), tf.cast(total, tf.float64)])
         return tf.concat([counts, tf.cast(last, tf.float64)], axis=0)
 
-    def _step(self, element: Any, more: Any = None) -> tf.Tensor:
+    def _step(self, recorded: bool, element: Any, more: Any = None) -> tf.Tensor:
         """Takes a train step on an element; where it is only traced, without `more`, that comes again and again."""
         iterator = itertools.repeat(element) if more is None else itertools.chain((element,), more)
-        return self._trained.vector(self.single_train_step(iterator))
+        self._summary = {} if recorded and not self._overridden else None
+        loss_info, tensors, self._summary = self.single_train_step(iterator), self._summary, None
+        return self._trained[recorded].vector(loss_info, tensors or {})
 
     @tf.autograph.experimental.do_not_convert
     def single_train_step(self, iterator: Any) -> Any:
@@ -410,7 +421,12 @@ class Learner:
 
     def _run_agent(self, method: Callable[..., Any], experience: Any) -> Any:
         args, kwargs = ((), experience) if self.use_kwargs_in_agent_train else ((experience,), {})
-        return self.strategy.run(method, args, kwargs, self._strategy_run_options)
+        run = functools.partial(self.strategy.run, args=args, kwargs=kwargs, options=self._strategy_run_options)
+        if self._summary is None:
+            return run(method)
+        found, tensors = run(with_summary(method))
+        self._summary |= {tag: self.strategy.experimental_local_results(each)[0] for tag, each in tensors.items()}
+        return found
 
     def _split(self, sample: Any) -> tuple[Any, Any]:
         """Returns (experience, sample_info) of an element."""
@@ -425,10 +441,11 @@ class Learner:
             )
         return sample[0], sample[1]
 
-    def _write_loss(self, step: int) -> None:
-        """Writes the mean loss of the steps since the last time; agents only know one replica's share of one step's."""
-        with self.train_summary_writer.as_default(), tf.summary.record_if(True):
-            tf.summary.scalar('train/loss', self._loss_sum / self._num_summed, step=step)
+    def _write(self, step: int, tensors: Mapping[str, np.ndarray]) -> None:
+        """Writes a step's summary tensors, and the mean loss since the last time; agents know only one step's share."""
+        values: dict[str, Any] = {'train/loss': self._loss_sum / self._num_summed, **tensors}
+        with self.train_summary_writer.as_default(step), tf.summary.record_if(True):
+            tf.summary.experimental.write_raw_pb(summary_tensors.serialized(values))
         self._loss_sum, self._num_summed = 0.0, 0
 
     def _call_triggers(self, before: int) -> None:
@@ -481,15 +498,3 @@ class Learner:
                     trigger(self.train_step_numpy, force_trigger=True)
         self.train_summary_writer.close()
         self._opened.close()
-
-
-def call_dataset_fn(dataset_fn: DatasetFn, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Calls a dataset function, with the InputContext if it takes an argument."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(dataset_fn).parameters.values()
-    takes_context = any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
-    return dataset_fn(context) if takes_context else dataset_fn()
-
-
-def _interval(interval: int | None) -> int | None:
-    return interval if interval and interval > 0 else None

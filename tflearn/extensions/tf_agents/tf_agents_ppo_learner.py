@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.core.errors import UserValueError
+from tflearn.extensions.tf_agents import programs
 from tflearn.extensions.tf_agents.gin_names import PPO_LEARNER, in_place_of
-from tflearn.extensions.tf_agents.tf_agents_learner import DatasetFn, Learner, Trigger, call_dataset_fn
+from tflearn.extensions.tf_agents.tf_agents_learner import DatasetFn, Learner, Trigger
 
 _NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
 
@@ -98,7 +99,7 @@ class PPOLearner(Learner):
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             replicas = context.num_replicas_in_sync // context.num_input_pipelines
-            return minibatches(lambda: call_dataset_fn(experience_dataset_fn, context), replicas, *given)
+            return minibatches(lambda: programs.call_dataset_fn(experience_dataset_fn, context), replicas, *given)
 
         super().__init__(
             root_dir,
