@@ -126,7 +126,7 @@ def test_an_environment_without_an_end_ends_the_evaluation_with_a_reason(tmp_pat
 @lanes.classic
 def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path, caplog):
     caplog.set_level('INFO')
-    options = EvaluateOptions('each', target_metric='info_end/cost', lower_is_better=True)
+    options = EvaluateOptions('each', target_metric='info_end/cost', lower_is_better=True, limits={'reward': 1.0})
     given = {**of_counter(max_steps=5), 'num_train_steps': 10**6, 'target_return': 10.0}
     run = tflearn.train(**given, root_dir=tmp_path, evaluate_options=options)
     assert run.reason.startswith('target info_end/cost 10 reached')

@@ -303,6 +303,17 @@ def test_evaluates_each_version_once_in_order_and_keeps_the_best(run):
     assert (done['policy'], done['best_policy']) == ('policies/greedy_policy/3000', 'policies/greedy_policy/40')
 
 
+def test_a_policy_above_a_limit_is_not_the_best_and_reaches_no_target(run):
+    for train_step, weights in ((1, BALANCES), (2, FALLS), (3, BALANCES)):
+        versions.keep(run.export(train_step, weights))
+    write_json(run.dir.train_result, RESULT)
+    run.start(options=EvaluateOptions('each', limits={'length': 50.0}), target_return=95.0)
+    assert run.join() == []
+    assert [evaluation['mean_return'] > 95 for evaluation in run.evaluations()] == [True, False, True]
+    assert not run.dir.stop_request.exists()
+    assert versions.best_version(run.dir.greedy_policy) == 2
+
+
 def test_skips_policy_that_is_removed_before_its_evaluation(run, monkeypatch):
     best, keep = run.export(1, FALLS), versions.keep
     pruned = {best: versions.remove}
@@ -410,6 +421,10 @@ def test_rejects_invalid_arguments(run, tmp_path):
         EvaluateOptions(follow='served')
     with pytest.raises(ValueError, match="target_metric='sucess'; need return, length, reward, return_<i>, info/<key>"):
         EvaluateOptions(target_metric='sucess')
+    with pytest.raises(ValueError, match="got EvaluateOptions.limits='cost'; need return, .*info/<key>"):
+        EvaluateOptions(limits={'cost': 1.0})
+    with pytest.raises(ValueError, match='got EvaluateOptions.limits=0.1; need a dict'):
+        EvaluateOptions(limits=0.1)
     with pytest.raises(ValueError, match="got EvaluateOptions.follow='in_loop' in a process of its own"):
         evaluate(**arguments, options=EvaluateOptions(follow='in_loop'))
     with pytest.raises(TimeoutError, match=str(run.dir.greedy_policy)):

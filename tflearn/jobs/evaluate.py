@@ -126,7 +126,7 @@ def evaluate(
             ending.enter_context(contextlib.closing(runner.environment))
             source = _source(run, options, runner.environment.specs, make_agent, experience)
             ending.enter_context(contextlib.closing(source))
-            target = _Target(options.target_metric, target_return, options.lower_is_better, plateau)
+            target = _Target(options, target_return, plateau)
             here = functools.partial(runner.run, record_video=record_video, videos=run.dir.videos)
 
             def alive() -> None:
@@ -181,15 +181,13 @@ class _Target:
     """What evaluations are compared by.
 
     Attributes:
-      metric: see `EvaluateOptions.target_metric`.
-      goal: its value that ends the run; None: none does.
-      lower_is_better: whether less is better.
+      options: metric and limits.
+      goal: the metric's value that ends the run; None: none does.
       plateau: ends the run too.
     """
 
-    metric: str
+    options: EvaluateOptions
     goal: float | None
-    lower_is_better: bool
     plateau: Plateau | None
 
     def is_better(self, evaluation: Evaluation, other: Evaluation) -> bool:
@@ -198,8 +196,7 @@ class _Target:
 
     def is_reached(self, evaluation: Evaluation) -> bool:
         """Whether a complete evaluation reaches the goal."""
-        complete, score = self._rank(evaluation)
-        return self.goal is not None and complete and score >= (-self.goal if self.lower_is_better else self.goal)
+        return self.goal is not None and self._rank(evaluation) >= (True, 0.0, self._sign * self.goal)
 
     def plateau_reason(self, record: EvaluationRecord) -> str | None:
         """Returns why the run is to end if the newest evaluations are no better than an earlier one; else None."""
@@ -207,22 +204,29 @@ class _Target:
             return None
         best, best_step, num_worse = -math.inf, None, 0
         for evaluation in learning_curve.current(record.evaluations):
-            complete, score = self._rank(dict(evaluation))
-            if complete and score > best + self.plateau.min_improvement:
-                best, best_step, num_worse = score, evaluation['train_step'], 0
+            rank = self._rank(dict(evaluation))
+            if rank > (True, 0.0, best + self.plateau.min_improvement):
+                best, best_step, num_worse = rank[-1], evaluation['train_step'], 0
             else:
                 num_worse += 1
         patience = self.plateau.patience
         reason = f'Plateau.patience {patience} reached: the best evaluation is that of train step {best_step}'
         return reason if num_worse >= patience else None
 
-    def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
-        found, sign = value(evaluation, self.metric), -1.0 if self.lower_is_better else 1.0
-        score = -math.inf if found is None else sign * found  # None: no episode has this number
-        return 'incomplete' not in evaluation, score
+    def _rank(self, evaluation: Evaluation) -> tuple[bool, float, float]:
+        """Returns whether it is complete, 0 or how far it is above its limits (negative), and its score."""
+        found, costs = value(evaluation, self.options.target_metric), self.options.limits.items()
+        # None: no episode has this number.
+        margins = (-math.inf if (cost := value(evaluation, name)) is None else most - cost for name, most in costs)
+        score = -math.inf if found is None else self._sign * found
+        return 'incomplete' not in evaluation, min([0.0, *margins]), score
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.options.lower_is_better else 1.0
 
     def __str__(self) -> str:
-        name = 'target_return' if self.metric == 'return' else f'target {self.metric}'
+        name = 'target_return' if self.options.target_metric == 'return' else f'target {self.options.target_metric}'
         return f'{name} {self.goal:g}'
 
 

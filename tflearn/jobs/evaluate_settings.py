@@ -1,6 +1,8 @@
 """Which policies the evaluate job evaluates, and how they act."""
 
+import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from tflearn.actors.episode_recorder import OnEpisode
@@ -66,6 +68,9 @@ class EvaluateOptions:
         'info/<key>' (mean over the steps) or 'info_end/<key>' (last value) of a number in the
         environment's info, or 'custom/<name>' of `on_episode`.
       lower_is_better: whether less of that metric is better, as of a cost.
+      limits: by the name of a metric, as of `target_metric`, the most that its mean may be, such as
+        {'info/cost': 0.1}. A policy above one of them is worse than all within them, by how far it
+        is above, and reaches no target.
       videos: how often videos are recorded.
       on_episode: called with each episode that ends, an `episode_recorder.CollectedEpisode` of the
         collector 'evaluate'. It returns numbers by name, which become metrics 'custom/<name>' of
@@ -80,6 +85,7 @@ class EvaluateOptions:
     max_secs: PositiveFloat = MAX_SECS
     target_metric: str = 'return'
     lower_is_better: bool = False
+    limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
     videos: Videos = Videos()
     on_episode: OnEpisode | None = None
 
@@ -89,8 +95,11 @@ class EvaluateOptions:
                 f'got EvaluateOptions.follow={self.follow!r} with served_at={self.served_at!r}; need '
                 "follow='served' and served_at='host:port' together, or neither"
             )
-        if not _METRIC.fullmatch(self.target_metric):
-            raise UserValueError(
-                f'got EvaluateOptions.target_metric={self.target_metric!r}; need return, length, reward, return_<i>, '
-                'info/<key>, info_end/<key> or custom/<name>'
-            )
+        if not isinstance(self.limits, Mapping):
+            raise UserValueError(f'got EvaluateOptions.limits={self.limits!r}; need a dict, of metrics to limits')
+        for name, metric in (('target_metric', self.target_metric), *(('limits', each) for each in self.limits)):
+            if not _METRIC.fullmatch(metric):
+                raise UserValueError(
+                    f'got EvaluateOptions.{name}={metric!r}; need return, length, reward, return_<i>, info/<key>, '
+                    'info_end/<key> or custom/<name>'
+                )
