@@ -21,7 +21,7 @@ from tflearn.core.types import DEMONSTRATED, Agent, check_agent, check_keras, in
 # Agents of TF-Agents whose `train` collects its variables in a set.
 UNORDERED = ('CqlSacAgent', 'SacAgent', 'Td3Agent')
 
-_demonstrated: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar('demonstrated', default=None)
+_item_info: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar('item_info')
 
 
 def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
@@ -115,17 +115,22 @@ def demonstrated() -> tf.Tensor | None:
 
     For losses of one's own, within `train`.
     """
-    return _demonstrated.get()
+    return _item_info.get({}).get(DEMONSTRATED)
+
+
+def policy_versions() -> tf.Tensor | None:
+    """Returns the version of the weights that took each step of the batch, integers [B, T]; None if none is known."""
+    return _item_info.get({}).get('policy_version')
 
 
 @contextlib.contextmanager
 def demonstrated_by(info: Any) -> Iterator[None]:
     """Makes `demonstrated` return what the info of a batch says, during the block."""
-    token = _demonstrated.set(info.get(DEMONSTRATED) if isinstance(info, dict) else None)
+    token = _item_info.set(info if isinstance(info, dict) else {})
     try:
         yield
     finally:
-        _demonstrated.reset(token)
+        _item_info.reset(token)
 
 
 def make_slots(agent: Any) -> None:
@@ -136,7 +141,9 @@ def make_slots(agent: Any) -> None:
     memory addresses, so that a checkpoint fits no other process, or slots of equal shapes change
     places. The slots that an optimizer does not need, since it trains another network, stay unused.
     """
-    if not _is_unordered(agent):
+    # Only these collect their variables in a set without sorting them.
+    names = {kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith('tf_agents.')}
+    if names.isdisjoint(UNORDERED):
         return
     targets = {
         variable.ref()
@@ -239,12 +246,6 @@ def _overridden(agent: Any) -> bool:
     functions = (getattr(kind, '_preprocess_sequence', None) for kind in type(agent).__mro__)
     first = next((function for function in functions if function), None)
     return first is not None and first.__module__ != 'tf_agents.agents.tf_agent'
-
-
-def _is_unordered(agent: Any) -> bool:
-    """Returns whether `train` collects its variables in a set, without sorting them."""
-    names = {kind.__name__ for kind in type(agent).__mro__ if kind.__module__.startswith('tf_agents.')}
-    return not names.isdisjoint(UNORDERED)
 
 
 def _check_iteration(agent: Any, kind: str) -> None:

@@ -248,8 +248,8 @@ def reward_shape(environment: gymnasium.Env) -> tuple[int, ...]:
     """Returns the shape of an environment's rewards:
     (), or that of its `reward_space`, as in MO-Gymnasium.
     """
-    space = getattr(environment.unwrapped, 'reward_space', None)
-    return () if space is None else tuple(space.shape)
+    has_several = environment.has_wrapper_attr('reward_space')
+    return tuple(environment.get_wrapper_attr('reward_space').shape) if has_several else ()
 
 
 class Step(NamedTuple):
