@@ -55,7 +55,7 @@ NOT_RUN = {
     r' uv (venv|pip) ': 'needs uv and a package registry; see tests/clean_install_test.py',
     r'docker ': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
     r'in a container': 'in a container, the command of the page about serving',
-    r'--backend=slurm(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
+    r'--backend=(slurm|ray)(?!.*--render)': 'needs the cluster; tests/launch has stand-ins',
     r's3://': 'needs a store; tests/files has one on this machine',
     r'=replay:|=feed:|=host0:|=trainer:': 'several machines; see tests/scripts/coordinator_test.py, tests/chaos',
     r'--to=wandb': 'needs packages; see tests/extensions/experiments/tracking_test.py',

@@ -219,7 +219,7 @@ def test_what_the_code_imports_is_declared(wheel):
         {name.lower().replace('-', '_') for name in declared} | {'tflearn', 'scripts'} | set(sys.stdlib_module_names)
     )
     modules |= {'grpc_health', 'tensorflow_serving'}  # Of an extra, where it is not installed.
-    modules.add('jaxlib')  # `tpu_compiler` runs in a Python that has it.
+    modules |= {'ray', 'jaxlib'}  # `ray_driver` and `tpu_compiler` run in a Python that has it.
     for name in declared:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # An extra's.
             modules |= {file.parts[0].removesuffix('.py') for file in importlib.metadata.files(name) or ()}

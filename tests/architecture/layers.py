@@ -114,6 +114,7 @@ DOORS = {
         *('tflearn/launch/', 'tflearn/replay/valkey/server.py', 'tflearn/extensions/experiments/runs.py'),
         *('tflearn/extensions/clusters/', 'tflearn/learner/tpu_compiler.py'),
     ),
+    'ray': ('tflearn/extensions/clusters/ray_driver.py',),
     'yaml': ('tflearn/extensions/clusters/',),
     'kubernetes': ('tflearn/extensions/clusters/',),
     'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),

@@ -61,7 +61,7 @@ class Backend:
             if self.options:
                 raise UserValueError(
                     f'got --backend_option={self.options[0]} and --backend=local; need none; choose --backend=slurm, '
-                    'kubernetes or queued_resources'
+                    'kubernetes, ray or queued_resources'
                 )
             if self.render:
                 _show(reports.render(on_one_machine(topology), place(topology, this_machine())))

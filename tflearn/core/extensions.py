@@ -23,6 +23,7 @@ _MODULES = {
     'partners': 'games.partners',
     'policy_client': 'serving.client',
     'queued_resources': 'clusters.queued_resources',
+    'ray': 'clusters.ray_cluster',
     'run_directories': 'stores.opening',
     'serve': 'serving.cli',
     'slurm': 'clusters.slurm',

@@ -1,1 +1,3 @@
-"""Where jobs run: a topology is data; processes of this machine, Slurm and Kubernetes run it."""
+"""Where jobs run: a topology is data; processes of this machine, Slurm,
+Ray and Kubernetes run it.
+"""

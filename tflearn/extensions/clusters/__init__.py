@@ -1,1 +1,1 @@
-"""Runs by a scheduler: Slurm, Kubernetes, and queued resources of Google Cloud."""
+"""Runs by a scheduler: Slurm, Kubernetes, Ray, and queued resources of Google Cloud."""
