@@ -208,8 +208,10 @@ def test_resources_queues_and_nodes():
     metrics = container(made, 'metrics')
     assert metrics['command'] == ['tflearn'] and metrics['args'][0] == 'run-metrics'
     assert f'--run={metric["selector"]["matchLabels"]["run"]}' in metrics['args']
-    tpu, _ = manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='tpu-v5-lite-podslice')})
-    assert container(tpu, 'train')['resources']['limits']['google.com/tpu'] == '4'
+    chips = Resources(accelerators=8, accelerator='tpu-v5-lite-podslice')
+    tpu, _ = manifests(TPU, num_workers=1, resources={'train': chips})
+    assert container(tpu, 'train')['resources']['limits']['google.com/tpu'] == '8'
+    assert '--strategy=tpu:local' in container(tpu, 'train')['args']
     assert templates(tpu)['train']['spec']['nodeSelector'] == {
         'cloud.google.com/gke-tpu-accelerator': 'tpu-v5-lite-podslice',
         'cloud.google.com/gke-tpu-topology': '2x4',
@@ -378,6 +380,24 @@ def test_wrong_options_are_refused(texts, message):
 def test_fewer_collectors_at_most_than_at_least_are_refused():
     with pytest.raises(ValueError, match=r'got max_collectors=64 and --num_collectors=100; need'):
         manifests(num_collectors=100)
+
+
+@pytest.mark.parametrize(
+    ('num_workers', 'learner', 'message'),
+    [
+        (2, {'accelerators': 8, 'accelerator': 'tpu-v5-lite-podslice'}, 'got --num_workers for a TPU'),
+        (
+            1,
+            {'accelerators': 4, 'accelerator': 'tpu-v5-lite-podslice'},
+            'of 8 chips, and --resources=train:accelerators=4',
+        ),
+        (1, {'accelerators': 8}, 'need a slice of one host'),
+        (1, {}, 'need a slice of one host, of at most 8 chips'),
+    ],
+)
+def test_slices_that_no_learner_has_are_refused(num_workers, learner, message):
+    with pytest.raises(ValueError, match=message):
+        manifests(TPU, num_workers=num_workers, resources={'train': Resources(**learner)})
 
 
 def test_a_launch_renders_and_does_not_submit(tmp_path):

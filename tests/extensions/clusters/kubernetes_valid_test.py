@@ -16,7 +16,7 @@ from tflearn.launch.topology import Resources
 CASES = {
     'full': lambda: manifests()[0],
     'shards': lambda: manifests(addresses=ALONE)[0],
-    'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
+    'tpu': lambda: manifests(TPU, num_workers=1, resources={'train': Resources(accelerators=8, accelerator='v5')})[0],
     'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
     'claims': lambda: manifests(places.read_options(KubernetesOptions, ['part=claims']))[0],
     'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],

@@ -167,7 +167,8 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: Kubernete
 
 def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -> list[Manifest]:
     """Returns all objects of a run, in the order in which they are made."""
-    run = _Run(topology, run_dir, options)
+    layout = options.pods.tpu_topology
+    run = _Run(places.on_tpu(topology, 'tpu:local', layout) if layout else topology, run_dir, options)
     made = run.claims() if options.part == 'claims' else run.objects()
     for manifest in made:
         own = {'namespace': options.namespace, 'labels': run.labels('run')}

@@ -5,6 +5,7 @@ how a run begins.
 import dataclasses
 import difflib
 import hashlib
+import math
 import re
 import subprocess
 from collections.abc import Sequence
@@ -106,6 +107,32 @@ def output(command: Sequence[str], text: str = '', timeout_secs: float = _ANSWER
         words = ' '.join(ended.stderr.split()) or f'exit status {ended.returncode}'
         raise UserRuntimeError(f'got an error from {command[0]}: {words}; see {command[0]} --help')
     return ended.stdout
+
+
+def on_tpu(topology: Topology, strategy: str, layout: str = '') -> Topology:
+    """Returns the topology with a learner that trains on a TPU.
+
+    Args:
+      strategy: its `--strategy`.
+      layout: the chips of the slice, such as 2x4, which one host has to have.
+
+    Raises:
+      ValueError: for several workers; for a slice of several hosts, or one whose chips are not the learner's.
+    """
+    learner = topology.group('train')[0]
+    if learner.workers > 1:
+        raise UserValueError('got --num_workers for a TPU, all of whose hosts one process drives; need one')
+    chips, has = math.prod(map(int, layout.split('x'))) if layout else 0, learner.resources
+    # The chips of one host: of v4 and v5p, whose slices have three dimensions, and of the others.
+    most = 4 if layout.count('x') == 2 else 8
+    if layout and not (has.accelerator and has.accelerators == chips <= most):
+        raise UserValueError(
+            f'got tpu_topology={layout}, of {chips} chips, and --resources=train:accelerators={has.accelerators or 0},'
+            f'accelerator={has.accelerator}; need a slice of one host, of at most {most} chips, all of them '
+            'for the learner, such as tpu_topology=2x4 and accelerators=8,accelerator=tpu-v5-lite-podslice'
+        )
+    flag = f'--strategy={strategy}'
+    return topology.with_commands(lambda job: (*job.command, flag) if job.kind == 'train' else job.command)
 
 
 def save(topology: Topology, run_dir: RunDir) -> None:

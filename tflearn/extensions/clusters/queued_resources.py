@@ -104,10 +104,7 @@ def _on_vm(topology: Topology, options: QueuedResourcesOptions) -> Topology:
         raise UserValueError(
             'got no zone for --backend=queued_resources; need --backend_option=zone=us-central2-b, say'
         )
-    if any(job.workers > 1 for job in topology.jobs):
-        raise UserValueError('got --num_workers for a TPU, all of whose hosts one process drives; need one')
-    strategy = {'train': (f'--strategy={options.strategy}',)}
-    commands = topology.with_commands(lambda job: (options.python, *job.command[1:], *strategy.get(job.kind, ())))
+    commands = places.on_tpu(topology, options.strategy).with_commands(lambda job: (options.python, *job.command[1:]))
     return dataclasses.replace(commands, warm_parent=None)
 
 
