@@ -149,6 +149,22 @@ def test_without_a_seed_environments_differ(vectorize):
     assert not np.array_equal(some, others)
 
 
+def test_without_a_seed_environments_are_given_different_ones():
+    """A simulator may have a constant seed of its own."""
+
+    class Seeded(gymnasium.Wrapper):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    seeds: list[int | None] = []
+    for _ in range(2):
+        environment = vector_env.in_process(lambda: Seeded(gymnasium.make('CartPole-v1')), 2, seed=None)
+        environment.reset()
+        environment.close()
+    assert None not in seeds and len(set(seeds)) == 4
+
+
 @BOTH
 def test_step_requires_a_reset(vectorize):
     environment = vectorize(TwoStates, 2, seed=0)

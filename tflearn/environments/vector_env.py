@@ -2,6 +2,7 @@
 or as one vector environment.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
@@ -202,7 +203,8 @@ class VectorEnvironment(Resumable):
             environments.close()
             raise
         self._vector_env: Any = environments
-        self._seed = None if seed is None else int(seed)
+        # Drawn here: a simulator that is given no seed may always begin with the same one.
+        self._seed: int | None = random.SystemRandom().randrange(2**30) if seed is None else int(seed)
         self._read = spaces.reader(environments.single_observation_space)
         self._check_categories = spaces.category_check(self.specs.observation)
         self._read_action = spaces.reader(environments.single_action_space)
