@@ -36,8 +36,6 @@ def test_a_setting_has_its_values_default_unit_and_text():
         ('train.train.make_agent', [('train.train', 'make_agent')]),
         ('linear', [('schedules.linear', name) for name in ('start', 'end', 'steps')]),
         # As gin files write them: by the module of what takes them.
-        ('loop.Training.warm_start', [('steps.Training', 'warm_start')]),
-        ('loop.Gate.held_out', [('steps.Gate', 'held_out')]),
         ('train.StopConditions.num_train_steps', [('stop_conditions.StopConditions', 'num_train_steps')]),
         ('train.Initial.seed', [('train_settings.Initial', 'seed')]),
         # What all algorithms take is described where one of them has it.
@@ -79,8 +77,6 @@ def test_the_program_prints_values_unit_and_default():
         assert public.stdout.startswith('tflearn.Learner(agent, data, run_dir, ')
         assert 'run_dir: where checkpoints and summaries are written.' in public.stdout
         assert '  run(self, ' in public.stdout and public.stderr == ''
-    logs = forks.run('scripts', 'help', 'loop.Logs', timeout=60)
-    assert logs.stdout.startswith('steps.Logs (from tflearn.extensions.product.steps; loop.Logs): '), logs.stderr
     wrong = forks.run('scripts', 'help', 'gama', timeout=60)
     assert (wrong.returncode, wrong.stdout) == (2, '')
     assert 'the nearest are gamma, ' in wrong.stderr

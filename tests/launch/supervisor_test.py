@@ -54,8 +54,10 @@ def test_restarts_collectors(run, run_dir):
 
 def test_the_numbers_of_restarts_survive_the_launch(run, run_dir):
     def restarts():
-        run(train=['wait=1.5', 'exit=1'], evaluate=RUN, collect_0=['once=exit=5', WAIT])
-        (run_dir.root / 'once_collect_0').unlink(missing_ok=True)
+        again = ['once=exit=5', 'write=second_life', WAIT]
+        run(train=['await=second_life', 'exit=1'], evaluate=RUN, collect_0=again)
+        for name in ('once_collect_0', 'second_life'):
+            (run_dir.root / name).unlink()
         return read_json(run_dir.status('launch'))['restarts']
 
     assert restarts() == {'train': 0, 'evaluate': 0, 'collect_0': 1}

@@ -66,11 +66,17 @@ def test_one_observation_and_a_batch(run_dir):
         (np.zeros(5), ValueError, r'got an observation of shapes \[\[5\]\]; need \[\[4\]\], or a batch'),
         (np.zeros((1, 1, 4)), ValueError, r'\[\[1, 1, 4\]\]; need \[\[4\]\]'),
         (['a', 'b', 'c', 'd'], TypeError, 'got <U1 as observation; need float32'),
+        ([0.0, np.nan, 0.0, 0.0], ValueError, 'got an observation with NaN or infinity'),
+        ([[0.0] * 4, [0.0, 0.0, 0.0, -np.inf]], ValueError, 'got an observation with NaN or infinity'),
     ],
 )
 def test_observations_of_another_kind(run_dir, observation, error, message):
     with pytest.raises(error, match=message):
         load_policy(run_dir.root)(observation)
+
+
+def test_numbers_that_are_not_finite_are_taken_if_they_are_meant(run_dir):
+    assert np.shape(load_policy(run_dir.root, allow_nonfinite=True)([0.0, np.nan, 0.0, np.inf])) == ()
 
 
 def test_nested_observations(tmp_path):

@@ -122,9 +122,11 @@ class Encoder:
         lengths, firsts = ends - begins, cuts[:-1]
         data = [(column.encode(array), column.num_bytes) for column, array in zip(self._columns, arrays, strict=True)]
         bounds = zip(begins[firsts].tolist(), ends[np.subtract(cuts[1:], 1)].tolist(), strict=True)
-        # One more row, since the last episode may end with the last one; every second sum is of what no episode has.
+        # One more row, since the last episode may end with the last one; every second sum is of what no episode has,
+        # which may be no numbers.
         rewards = np.concatenate([arrays[self._reward], arrays[self._reward][:1]])
-        returns = np.add.reduceat(rewards, np.stack([begins, ends], axis=1).ravel(), axis=0, dtype=np.float64)[::2]
+        with np.errstate(all='ignore'):
+            returns = np.add.reduceat(rewards, np.stack([begins, ends], axis=1).ravel(), axis=0, dtype=np.float64)[::2]
         num_steps = np.add.reduceat(lengths - (arrays[self._step_type][ends - 1] == LAST), firsts).tolist()
         totals = returns.reshape(len(lengths), -1).sum(axis=1).tolist()
         return_data, width, encoded, counts = returns.astype('<f4').tobytes(), self._return_bytes, [], lengths.tolist()

@@ -31,7 +31,8 @@ class PolicyFunction:
       loaded: the policy of time steps, with TF-Agents' types.
     """
 
-    def __init__(self, policy: LoadedPolicy):
+    def __init__(self, policy: LoadedPolicy, allow_nonfinite: bool = False):
+        self._allow_nonfinite = allow_nonfinite
         self.path, self.metadata = policy.path, policy.metadata
         self.observation_spec = policy.time_step_spec.observation
         self.loaded = policy
@@ -65,10 +66,15 @@ class PolicyFunction:
 
         Raises:
           TypeError: if the observation has another structure or another kind of numbers.
-          ValueError: if it has other shapes, or a policy with memory gets another batch size before
-            `reset`, or no reward that it takes.
+          ValueError: if it has other shapes or a number that is not finite, or a policy with memory
+            gets another batch size before `reset`, or no reward that it takes.
         """
         arrays = _arrays(self.observation_spec, observation, 'observation')
+        if not (self._allow_nonfinite or all(map(_is_finite, tf.nest.flatten(arrays)))):
+            raise UserValueError(
+                'got an observation with NaN or infinity, for which an action may look right and is not; need finite '
+                'numbers; if the policy was trained with others, load_policy(path, allow_nonfinite=True) takes them'
+            )
         is_single = _is_single(self.observation_spec, arrays)
         if is_single:
             arrays = tf.nest.map_structure(lambda array: array[np.newaxis], arrays)
@@ -98,7 +104,7 @@ class PolicyFunction:
         return tf.nest.map_structure(lambda array: array[0], action) if is_single else action
 
 
-def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
+def load_policy(path: str | os.PathLike[str], allow_nonfinite: bool = False) -> PolicyFunction:
     """Loads an exported policy as a function of observations.
 
     Args:
@@ -106,6 +112,8 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
         'best' beside it); a directory of versions ('policies/greedy_policy'), of which the newest
         is taken; or a run directory, of which the greedy policy is taken: the best version by
         evaluation, or the newest if none was evaluated.
+      allow_nonfinite: whether observations may have NaN and infinities, as those of environments
+        with `on_nonfinite='keep'` do.
 
     Raises:
       FileNotFoundError: if there is no policy.
@@ -114,7 +122,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
     policy = external.load(local_path(path, 'path').resolve())
     if not isinstance(policy, LoadedPolicy):
         raise UserValueError(f"got {policy.path}, which TF-Agents' PolicySaver has written; need an exported version")
-    return PolicyFunction(policy)
+    return PolicyFunction(policy, allow_nonfinite)
 
 
 def _arrays(spec: Any, value: Any, name: str) -> Any:
@@ -138,6 +146,10 @@ def _array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     if converted is None or not (to_float or np.array_equal(converted, array)):
         raise UserTypeError(f'got {array.dtype} as {name}; need {dtype}; convert it, or pass another observation')
     return converted
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind != 'f' or bool(np.isfinite(array).all())
 
 
 def _is_single(spec: Any, arrays: Any) -> bool:

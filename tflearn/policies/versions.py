@@ -183,7 +183,7 @@ def unkeep(version: pathlib.Path, marker: str = KEPT) -> None:
 
 def _is_kept(version: pathlib.Path, at: pathlib.Path) -> bool:
     """Returns whether a version is exempt from `prune`: it is the best one, or marked, wherever it is now."""
-    return _link_target(version.parent, BEST) == int(version.name) or any((at / name).exists() for name in MARKERS)
+    return version.name == str(_link_target(version.parent, BEST)) or any((at / name).exists() for name in MARKERS)
 
 
 def prune(directory: pathlib.Path, keep_last: int, spare: int | None = None, needs: Sequence[str] = _NEEDED) -> None:

@@ -209,3 +209,10 @@ def test_mistakes_take_one_line(folder, flags, message):
     assert ended.returncode == 2
     last = ended.stderr.splitlines()[-1]
     assert last.startswith(f'tflearn loop: error: {message}') and 'In call to' not in last, ended.stderr
+
+
+@pytest.mark.parametrize('name', ['loop.Logs', 'loop.Training.warm_start', 'loop.Gate.held_out'])
+def test_help_knows_the_settings_as_gin_files_write_them(name):
+    told = forks.run('scripts', 'help', name, timeout=60)
+    kind = name.split('.')[1]
+    assert f'steps.{kind} (from tflearn.extensions.product.steps; loop.{kind}): ' in told.stdout, told.stderr

@@ -197,4 +197,4 @@ def _player(loaded: LoadedPolicy) -> PolicyFunction:
     """Returns a policy without memory as a function."""
     if tf.nest.flatten(loaded.initial_state(1)):
         raise UserValueError(f'got the policy {loaded.path} with memory; need one without, to play in a game')
-    return PolicyFunction(loaded)
+    return PolicyFunction(loaded, allow_nonfinite=True)
