@@ -119,11 +119,15 @@ def test_a_vector_is_drawn_from_a_grid_of_windows_with_its_density(tmp_path):
     )
     drawn = loaded.action(many)[0]
     assert drawn.shape == (20_000, 2) and drawn.dtype == np.float32
-    cells = np.floor((drawn - [2, -1]) / [2, 0.5]).astype(int).clip(0, 3) @ [4, 1]
+    where = (drawn - [2, -1]) / [2, 0.5]
+    cells = np.floor(where).astype(int).clip(0, 3) @ [4, 1]
+    # By rounding a number at an edge may be in either cell: one draw of a million.
+    inner = (np.abs(where - np.round(where)) > 1e-5).all(axis=1)
+    assert inner.sum() > 19_900
     # A cell has the volume 1; 0.3 of the draws are even, and 0.1 more of what is served.
     density = 0.7 * shares + 0.3 / 16
     found = np.exp(known.log_probability(many, (), drawn)[0])
-    np.testing.assert_allclose(found, (0.9 * density + 0.1 / 16)[cells], rtol=1e-4)
+    np.testing.assert_allclose(found[inner], (0.9 * density + 0.1 / 16)[cells[inner]], rtol=1e-4)
     found = np.bincount(cells, minlength=16) / 20_000
     assert (np.abs(found - density) <= 5 * np.sqrt(density / 20_000)).all() and np.ptp(density) > 0.02
     best = divmod(int(values.argmax()), 4)
