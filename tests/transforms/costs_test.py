@@ -3,14 +3,12 @@
 import functools
 import types
 
-import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium import spaces
 
 import tflearn
-from tests.testing import lanes, written_summaries
+from tests.testing import lanes, two_rewards, written_summaries
 from tflearn.agents import dqn
 from tflearn.core import agent_data
 from tflearn.core.experience import BatchItems, Experience, Uniform
@@ -65,20 +63,12 @@ def test_rejects_limits_that_do_not_fit(limits):
         costs.Limited(limits).transform_specs(_specs(3))
 
 
-class Paid(gymnasium.Env):
+class Paid(two_rewards.TwoRewards):
     """Four steps: the action is the reward, and what it costs."""
 
-    observation_space = spaces.Box(0.0, 4.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._steps = 0
-        return np.zeros(1, np.float32), {}
-
     def step(self, action):
-        self._steps += 1
-        return np.float32([self._steps]), float(action), False, self._steps == 4, {'cost': 2.0 * float(action)}
+        observation, _, *ended, _ = super().step(action)
+        return observation, float(action), *ended, {'cost': 2.0 * float(action)}
 
 
 @lanes.classic
