@@ -5,6 +5,7 @@ The same command continues a run that was stopped. Without --coordinator_address
 With another --backend it submits the jobs to a cluster's scheduler, and exits; --render prints what it would do.
 """
 
+import contextlib
 import sys
 
 from absl import flags
@@ -27,8 +28,10 @@ def main() -> None:
     # From the first job on, `local.run` handles SIGINT.
     with (
         job_flags.ending('tflearn-launch', 'stopped by SIGINT before any job was started'),
-        opened_run_dir(values.root_dir, 'launch') as run_dir,
+        contextlib.ExitStack() as ending,
     ):
+        process_run.check_location(values.root_dir, values.backend)  # before a store's library is asked for
+        run_dir = ending.enter_context(opened_run_dir(values.root_dir, 'launch'))
         if values.share_with_group:
             run_dir.make(share_with_group=True)
         code = process_run.run(

@@ -202,6 +202,7 @@ NO_TOKEN = 'got a --coordinator_token that cannot be read (No such file or direc
             'with credentials or a query',
             marks=pytest.mark.extensions,
         ),
+        ('--root_dir=s3://bucket/run --gin_file=file --backend=ray', 'got root_dir=s3://bucket/run with --backend=ray'),
         (f'{FILE} --coordinator_address=8000', 'need HOST:PORT'),
         (f'{FILE} --coordinator_address=a:1,a:2', 'need HOST:PORT'),
         (f'{FILE} --coordinator_token=0123456789abcdef', NO_TOKEN),

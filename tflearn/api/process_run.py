@@ -15,7 +15,7 @@ from tflearn.config import files, going_on
 from tflearn.config.going_on import Effective
 from tflearn.core import extensions, extras
 from tflearn.core.errors import UserImportError, UserValueError
-from tflearn.files.run_dir import RunDir
+from tflearn.files.run_dir import RunDir, is_url
 from tflearn.launch import local, reports
 from tflearn.launch.topology import (
     COORDINATOR_ADDRESS,
@@ -128,7 +128,6 @@ def run(
       ValueError: if the configuration is wrong, or the run directory cannot be used.
       RuntimeError: if the scheduler refuses a job.
     """
-    _check_location(run_dir, backend.name)
     path = files.resolve(gin_file)
     its_gin_file = _in_image(path) if backend.name == 'kubernetes' else str(path)
     bindings = (f'--gin_bindings={binding}' for binding in gin_bindings)
@@ -198,11 +197,11 @@ def _own_files(path: pathlib.Path, read: Mapping[str, str]) -> dict[str, str]:
     return {file.relative_to(folder).as_posix(): text for file, text in own.items()}
 
 
-def _check_location(run_dir: RunDir, backend: str) -> None:
+def check_location(root_dir: str, backend: str) -> None:
     """Raises a ValueError if a scheduler cannot reach the run directory."""
-    if backend != 'local' and run_dir.location != str(run_dir.root):
+    if backend != 'local' and is_url(root_dir):
         raise UserValueError(
-            f'got root_dir={run_dir.location} with --backend={backend}; need a directory that all machines share, '
+            f'got root_dir={root_dir} with --backend={backend}; need a directory that all machines share, '
             'or the local backend; elsewhere start the jobs by their programs, which take a URL'
         )
 

@@ -1,5 +1,6 @@
 """Manifests: complete, and consistent with each other and with the run's settings."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from tests.extensions.clusters.rendered import (
     ALONE,
     FULL,
     IMAGE,
-    OF_FULL,
+    SERVE,
     SMALL,
     TPU,
     by_kind,
@@ -32,17 +33,16 @@ def test_a_run_has_all_its_objects():
     made, _ = manifests()
     assert [item['kind'] for item in made] == [
         *('LocalQueue', 'JobSet', 'Deployment', 'HorizontalPodAutoscaler', 'Deployment', 'PodMonitor', 'NetworkPolicy'),
-        *('PodDisruptionBudget', 'PodDisruptionBudget'),
-        *('Service', 'Deployment', 'PodMonitor', 'PodDisruptionBudget'),
+        'PodDisruptionBudget',
     ]
-    servers, _ = manifests(places.read_options(KubernetesOptions, [IMAGE, *OF_FULL, 'part=serve']))
-    assert servers == made[-4:], 'what outlives the run is rendered alone, under the same names'
-    assert {item['metadata']['namespace'] for item in made} == {'agents'}
-    keys = [(item['kind'], item['metadata']['name']) for item in made]
+    servers, _ = manifests(SERVE)
+    kinds = ['Service', 'Deployment', 'PodMonitor', 'PodDisruptionBudget']
+    assert [item['kind'] for item in servers] == kinds, 'what outlives the run is rendered alone'
+    assert {item['metadata']['namespace'] for item in made + servers} == {'agents'}
+    keys = [(item['kind'], item['metadata']['name']) for item in made + servers]
     assert len(set(keys)) == len(keys)
     small, _ = manifests(SMALL, num_workers=1, resources={})
-    kinds = ['JobSet', 'Deployment', 'NetworkPolicy', 'PodDisruptionBudget']
-    assert [item['kind'] for item in small] == kinds
+    assert [item['kind'] for item in small] == ['JobSet', 'Deployment', 'NetworkPolicy']
     assert sorted(templates(small)) == ['collect', 'evaluate', 'metrics', 'replay_server', 'train']
 
 
@@ -50,7 +50,8 @@ def test_all_jobs_are_one_gang():
     """Kueue admits a JobSet as a whole: no job waits for one that was not admitted."""
     made, _ = manifests(KubernetesOptions(pods=FULL.pods, queue='learners'))
     jobset = by_kind(made, 'JobSet')
-    assert jobset['metadata']['labels']['kueue.x-k8s.io/queue-name'] == 'learners' and jobset['spec']['suspend']
+    assert jobset['metadata']['labels']['kueue.x-k8s.io/queue-name'] == 'learners'
+    assert 'suspend' not in jobset['spec'], 'that is the webhook of Kueue: applied again it would stop the run'
     counts = {name: (job['parallelism'], job['completions']) for name, job in gang(made).items()}
     assert counts == {'replay': (1, 1), 'learner': (2, 2), 'evaluate': (1, 1), 'collect': (16, 16)}
     assert jobset['spec']['successPolicy'] == {'operator': 'All', 'targetReplicatedJobs': ['learner', 'evaluate']}
@@ -109,6 +110,7 @@ def test_a_token_is_read_from_a_secret():
 
 def test_selectors_find_the_pods_that_they_mean():
     made, _ = manifests()
+    made += manifests(SERVE)[0]
     pods = templates(made)
 
     def matched(selector):
@@ -133,14 +135,14 @@ def test_selectors_find_the_pods_that_they_mean():
             assert scraped['port'] in [port['name'] for port in container(made, kind)['ports']]
             assert item['metadata']['labels']['release'] == 'prometheus'
     budgets = [item['spec'] for item in made if item['kind'] == 'PodDisruptionBudget']
-    assert [matched(spec['selector']) for spec in budgets] == [['replay_server'], ['collect'], ['serve']]
+    assert [matched(spec['selector']) for spec in budgets] == [['collect'], ['serve']], 'no drain waits for somebody'
     network = by_kind(made, 'NetworkPolicy')['spec']
     assert matched(network['podSelector']) == ['collect', 'evaluate', 'replay_server', 'train']
-    *own, metrics = network['ingress']
-    who = [(matched(rule['from'][0]['podSelector']), rule['ports'][0]['port']) for rule in own]
-    every = ['collect', 'evaluate', 'replay_server', 'train']
-    assert who == [(['collect', 'evaluate', 'train'], 8008), (every, 8009), (['train'], 2222)]
-    assert metrics == {'ports': [{'protocol': 'TCP', 'port': 9100}]}
+    one, _ = manifests(num_workers=1)
+    every, worker = ['collect', 'evaluate', 'replay_server', 'train'], [(['train'], 2222)]
+    for rules, more in ((network['ingress'], worker), (by_kind(one, 'NetworkPolicy')['spec']['ingress'], [])):
+        who = [(matched(rule['from'][0]['podSelector']), rule['ports'][0]['port']) for rule in rules]
+        assert who == [(['collect', 'evaluate', 'train'], 8008), (every, 8009), *more]
 
 
 def test_jobs_find_each_other():
@@ -163,9 +165,10 @@ def test_jobs_find_each_other():
         'cluster': {'worker': [f'{name}-learner-0-{i}.{domain}:2222' for i in range(2)]},
         'task': {'type': 'worker', 'index': 1},
     }
-    assert list(environment)[:2] == ['WORKER_INDEX', 'TF_CONFIG'], 'a variable that another one uses comes first'
+    names = list(environment)
+    assert names.index('WORKER_INDEX') < names.index('TF_CONFIG'), 'a variable that another one uses comes first'
     one, _ = manifests(SMALL, num_workers=1)
-    assert 'env' not in container(one, 'train')
+    assert 'TF_CONFIG' not in str(container(one, 'train')['env'])
 
 
 def test_shards_and_relays_are_pods_with_addresses():
@@ -223,17 +226,24 @@ def test_resources_queues_and_nodes():
 
 def test_pods_have_time_to_stop_volumes_and_no_rights():
     made, topology = manifests()
-    for template in templates(made).values():
+    made += manifests(SERVE)[0]
+    for kind, template in templates(made).items():
         pod = template['spec']
         assert pod['terminationGracePeriodSeconds'] > topology.stop_timeout_secs
-        assert pod['securityContext']['runAsNonRoot']
         for each in pod['containers']:
             assert [mount['name'] for mount in each['volumeMounts']] == [volume['name'] for volume in pod['volumes']]
             assert each['resources']['requests'].keys() >= {'cpu', 'memory'}, 'the first to be evicted'
-            (mount,) = each['volumeMounts']
-            assert (mount['mountPath'], mount['subPath']) == ('/runs/My_Run', 'teams/rl')
+            run, temporary = each['volumeMounts']
+            assert (run['mountPath'], run['subPath']) == ('/runs/My_Run', 'teams/rl')
+            assert run.get('readOnly') == (True if kind == 'metrics' else None)
+            environment = {item['name']: item for item in each['env']}
+            assert environment['HOME']['value'] == temporary['mountPath'] == '/tmp', 'all else is read-only'
+            threads = environment['TF_NUM_INTRAOP_THREADS']['valueFrom']
+            assert threads == {'resourceFieldRef': {'resource': 'requests.cpu'}}, "else as many as the node's cores"
+    for kind in ('metrics', 'serve'):
+        assert container(made, kind)['livenessProbe']['httpGet'] == {'path': '/metrics', 'port': 'metrics'}
     serve = container(made, 'serve')
-    assert '--metrics_port=9100' in serve['args'] and serve['livenessProbe']['httpGet']['port'] == 'metrics'
+    assert {'--policies=greedy_policy', '--metrics_port=9100'} <= {*serve['args']}, 'none that explores'
     ports = {each['name']: each['containerPort'] for each in serve['ports']}
     assert {f'--port={ports["grpc"]}', f'--rest_port={ports["rest"]}'} <= {*serve['args']}
     service = by_kind(made, 'Service', '-serve')['spec']['ports']
@@ -251,7 +261,7 @@ def test_what_ends_a_run_keeps_its_directory():
     for result, name in ((made, claim['metadata']['name']), (there, 'ours')):
         for template in templates(result).values():
             volumes = template['spec']['volumes']
-            assert [volume['persistentVolumeClaim']['claimName'] for volume in volumes] == [name]
+            assert [each['persistentVolumeClaim']['claimName'] for each in volumes if each['name'] == 'run'] == [name]
 
 
 def test_collectors_end_with_the_run_unless_an_autoscaler_counts_them():
@@ -302,6 +312,7 @@ def test_a_file_is_merged_into_pods(tmp_path):
         KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product', 'queue=learners']
     )
     made, _ = manifests(patched)
+    made += manifests(dataclasses.replace(patched, part='serve'))[0]
     for template in templates(made).values():
         assert template['spec']['imagePullSecrets'] == [{'name': 'registry'}]
         assert template['spec']['containers'][0]['envFrom'] == [{'secretRef': {'name': 'keys'}}]
@@ -311,9 +322,9 @@ def test_a_file_is_merged_into_pods(tmp_path):
     assert jobset['labels']['kueue.x-k8s.io/queue-name'] == 'learners'
     train = templates(made)['train']['spec']
     assert train['nodeSelector'] == {'nvidia.com/gpu.product': 'nvidia-l4', 'zone': 'b'}
-    assert [volume['name'] for volume in train['volumes']] == ['run', 'tls']
+    assert [volume['name'] for volume in train['volumes']] == ['run', 'tmp', 'tls']
     assert [each['name'] for each in train['containers']][1:] == ['tunnel']
-    assert [item['name'] for item in train['containers'][0]['env']] == ['WORKER_INDEX', 'TF_CONFIG', 'PROXY']
+    assert [item['name'] for item in train['containers'][0]['env']][-3:] == ['WORKER_INDEX', 'TF_CONFIG', 'PROXY']
     serve = container(made, 'serve')['resources']
     assert serve['limits'] == {'memory': '3G'} and serve['requests']['memory']
     for text, message in (
@@ -367,7 +378,8 @@ def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
         ([], 'got no image; need --backend_option=image='),
         (['part=all', IMAGE], "got KubernetesOptions.part='all'; need one of run, claims, serve"),
         (['part=serve'], 'got no image'),
-        (['part=serve', 'serve_replicas=0', IMAGE], 'need one server at least'),
+        (['part=serve', 'serve_replicas=0', IMAGE], 'serve_replicas=0; need an integer of at least 1'),
+        (['part=serve', 'token_secret=a', IMAGE], 'got part=serve and token_secret'),
         (['pod_monitor=prometheus', IMAGE], 'need the label KEY=VALUE'),
         (['part=claims', 'claim=mine'], 'which is there; need one of them'),
     ],

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from tests.extensions.clusters.rendered import ALONE, SMALL, TPU, gang, manifests, templates
+from tests.extensions.clusters.rendered import ALONE, SERVE, SMALL, TPU, gang, manifests, templates
 from tflearn.extensions.clusters import kubernetes, places
 from tflearn.extensions.clusters.kubernetes import KubernetesOptions
 from tflearn.launch.topology import Resources
@@ -18,6 +18,7 @@ CASES = {
     'shards': lambda: manifests(addresses=ALONE)[0],
     'tpu': lambda: manifests(TPU, num_workers=1, resources={'train': Resources(accelerators=8, accelerator='v5')})[0],
     'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
+    'serve': lambda: manifests(SERVE)[0],
     'claims': lambda: manifests(places.read_options(KubernetesOptions, ['part=claims']))[0],
     'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],
 }
@@ -54,17 +55,21 @@ def test_pods_meet_the_restricted_security_standard(case):
         assert not {'hostNetwork', 'hostPID', 'hostIPC'} & pod.keys()
         assert all(volume.keys() - {'name'} <= VOLUMES for volume in pod['volumes'])
         own = pod['securityContext']
-        assert own['runAsNonRoot'] is True and own['runAsUser'] != 0
+        assert own['runAsNonRoot'] is True and own['runAsUser'] != 0 and own['runAsGroup'] != 0
         assert own['seccompProfile']['type'] in ('RuntimeDefault', 'Localhost')
         assert not {'seLinuxOptions', 'sysctls', 'windowsOptions', 'appArmorProfile'} & own.keys()
         for each in [*pod['containers'], *pod.get('initContainers', [])]:
-            assert each['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': CAPABILITIES}
+            assert each['securityContext'] == {
+                'allowPrivilegeEscalation': False,
+                'readOnlyRootFilesystem': True,
+                'capabilities': CAPABILITIES,
+            }
             assert not any('hostPort' in port for port in each.get('ports', []))
             probes = [each.get(name, {}) for name in ('livenessProbe', 'readinessProbe', 'startupProbe')]
             assert not any('host' in probe.get(kind, {}) for probe in probes for kind in ('httpGet', 'tcpSocket'))
 
 
-@pytest.mark.parametrize('case', [case for case in CASES if case != 'claims'])
+@pytest.mark.parametrize('case', ['full', 'shards', 'tpu', 'small', 'serve'])
 def test_custom_kinds_are_valid_by_their_definitions(case):
     """Their schemas are in custom_kinds.yaml."""
     jsonschema = pytest.importorskip('jsonschema', reason='it comes with kubernetes-validate: scripts/test installs it')

@@ -14,10 +14,11 @@ RESOURCES = {
 }
 IMAGE = 'image=registry.example.com/tflearn:1'
 OF_FULL = ('namespace=agents', 'queue=learners', 'cluster_queue=gpus', 'max_collectors=64', 'serve_replicas=2')
-OF_FULL += ('pod_monitor=release=prometheus', 'deadline_secs=86400', 'sub_path=teams/rl', 'token_secret=cartpole')
-FULL = places.read_options(KubernetesOptions, [IMAGE, *OF_FULL])
-TPU = places.read_options(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
-SMALL = places.read_options(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
+OF_FULL += ('pod_monitor=release=prometheus', 'deadline_secs=86400', 'sub_path=teams/rl')
+FULL = places.read_options(KubernetesOptions, [IMAGE, *OF_FULL, 'token_secret=cartpole'])
+SERVE = places.read_options(KubernetesOptions, [IMAGE, *OF_FULL, 'part=serve'])
+TPU = places.read_options(KubernetesOptions, [IMAGE, 'tpu_topology=2x4'])
+SMALL = places.read_options(KubernetesOptions, [IMAGE])
 ALONE = Addresses(replay=(OWN_ADDRESS,) * 3, relays=(OWN_ADDRESS,) * 2, alone=True, flags=('--run_dir=/runs/a',))
 
 

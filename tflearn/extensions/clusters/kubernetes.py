@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 from tflearn.core import extras
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import NonNegativeInt, checked_dataclass
+from tflearn.core.settings import NonNegativeInt, PositiveInt, checked_dataclass
 from tflearn.extensions.clusters import places
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.topology import (
@@ -102,7 +102,7 @@ class KubernetesOptions:
         they end with the run.
       metric: the external metric that the autoscaler reads: the share of time that the learner
         waits for data.
-      serve_replicas: servers of the policies; 0: none.
+      serve_replicas: servers of the policies, of part=serve.
       deadline_secs: the learner is stopped so long after it was started, and the run has failed
         [s]; 0: never.
       pod_monitor: 'KEY=VALUE', the label by which Prometheus' operator selects a PodMonitor; '':
@@ -117,7 +117,7 @@ class KubernetesOptions:
     namespace: str = 'default'
     max_collectors: NonNegativeInt = 0
     metric: str = 'tflearn_train_data_wait_share'
-    serve_replicas: NonNegativeInt = 1
+    serve_replicas: PositiveInt = 1
     deadline_secs: NonNegativeInt = 0
     pod_monitor: str = ''
 
@@ -126,8 +126,11 @@ class KubernetesOptions:
             raise UserValueError('got cluster_queue without queue; need the name of the queue to make; set queue=NAME')
         if self.part == 'claims' and self.volume.claim:
             raise UserValueError(f'got part=claims and claim={self.volume.claim}, which is there; need one of them')
-        if self.part == 'serve' and not self.serve_replicas:
-            raise UserValueError('got part=serve and serve_replicas=0; need one server at least')
+        if self.part == 'serve' and self.pods.token_secret:
+            raise UserValueError(
+                'got part=serve and token_secret, which servers of policies do not ask for; leave it out; their '
+                'tokens are those of --clients, see docs/clusters.md'
+            )
         if self.pod_monitor and not re.fullmatch(r'[\w./-]+=[\w.-]+', self.pod_monitor):
             raise UserValueError(
                 f'got pod_monitor={self.pod_monitor}; need the label KEY=VALUE by which Prometheus selects '
@@ -169,7 +172,7 @@ def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -
     """Returns all objects of a run, in the order in which they are made."""
     layout = options.pods.tpu_topology
     run = _Run(places.on_tpu(topology, 'tpu:local', layout) if layout else topology, run_dir, options)
-    made = run.claims() if options.part == 'claims' else run.objects()
+    made = {'claims': run.claims, 'run': run.objects, 'serve': run.servers}[options.part]()
     for manifest in made:
         own = {'namespace': options.namespace, 'labels': run.labels('run')}
         manifest['metadata'] = {**own, **manifest['metadata']}
@@ -204,28 +207,24 @@ class _Run:
         return self._made('claims', storage_gb=volume.storage_gb, storage_class=volume.storage_class or None)
 
     def objects(self) -> list[Manifest]:
-        """Returns all other objects."""
+        """Returns all other objects but the servers of policies."""
         options = self._options
-        if options.part == 'serve':
-            return self._servers()
         made = self._gin_files()
         if options.cluster_queue:
             made += self._made('queue', queue=options.queue, cluster_queue=options.cluster_queue)
         made += [*self._gang(), *self._scaled_collectors()]
         made += self._made('metrics', labels=self.labels('metrics'), pod=self._metrics_pod())
         made += [*self._monitor('metrics'), *self._network()]
-        # Kubernetes takes only a number that has to be there for the pods of a Job.
-        made += self._disruption('replay_server', least=len(self._topology.group('replay_server')))
-        made += self._disruption('collect', most='25%') if options.max_collectors else []
-        return made + (self._servers() if options.serve_replicas else [])
+        return made + (self._disruption('collect', '25%') if options.max_collectors else [])
 
-    def _servers(self) -> list[Manifest]:
+    def servers(self) -> list[Manifest]:
         """Returns the servers of the exported policies."""
-        words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', '--port=8500']
-        words += ['--rest_port=8501', '--metrics_port=9100', '--lame_duck_secs=10']
+        # Not those that explore; `args` of a patch come later and name others.
+        words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--policies=greedy_policy', '--host=0.0.0.0']
+        words += ['--port=8500', '--rest_port=8501', '--metrics_port=9100', '--lame_duck_secs=10']
         pod = self._program_pod('serve', words, Resources(), ('serve', 'scraped'))
         made = self._made('serve', labels=self.labels('serve'), replicas=self._options.serve_replicas, pod=pod)
-        return [*made, *self._monitor('serve'), *self._disruption('serve', most=1)]
+        return [*made, *self._monitor('serve'), *self._disruption('serve', 1)]
 
     def _monitor(self, kind: str) -> list[Manifest]:
         """Returns what Prometheus' operator finds the pods of a kind by, if it is there."""
@@ -246,9 +245,9 @@ class _Run:
 
     def _ports(self, kind: str) -> dict[str, Manifest]:
         """Returns the ports of a kind by name, the first one first: its own, and the coordinator's if it is that."""
-        ports = self._template['ports'].get(kind, {})
-        is_host = kind == self._topology.host
-        return {name: port for name, port in ports.items() if name != 'coordinator' or is_host}
+        jobs = self._topology.group(kind)
+        there = {'coordinator': kind == self._topology.host, 'worker': bool(jobs) and jobs[0].workers > 1}
+        return {name: port for name, port in self._template['ports'].get(kind, {}).items() if there.get(name, True)}
 
     def _address(self, kind: str, pod: str, port: int) -> str:
         """Returns the address of a server; `pod` is its number among those of its kind."""
@@ -275,7 +274,6 @@ class _Run:
         queued = {'kueue.x-k8s.io/queue-name': options.queue} if options.queue else {}
         (gang,) = self._made(
             'gang',
-            suspended=bool(options.queue) or None,
             labels=self.labels('run') | queued,
             jobs=[self._job(kind) for kind in own if self._topology.group(kind)],
         )
@@ -331,8 +329,8 @@ class _Run:
     def _selector(self, kinds: Sequence[str]) -> Manifest:
         return self._made('selector', kinds=list(dict.fromkeys(kinds)))
 
-    def _disruption(self, kind: str, least: int | None = None, most: int | str | None = None) -> list[Manifest]:
-        return self._made('disruption', kind=places.label(kind), labels=self.labels(kind), least=least, most=most)
+    def _disruption(self, kind: str, most: int | str) -> list[Manifest]:
+        return self._made('disruption', kind=places.label(kind), labels=self.labels(kind), most=most)
 
     def _pod(self, job: Job, restart: str = 'Always') -> Manifest:
         """Returns the template of the pods of a job.
@@ -347,7 +345,7 @@ class _Run:
         kind = 'scaled_collect' if job.kind == 'collect' and restart != 'Never' else job.kind
         name = {} if alone else self._template['own_name'].get(kind, {})
         words = [self._with_addresses(word, job) for word in _program(job.command) if not word.startswith(own_flags)]
-        parts = [part for part in ('train',) if job.kind == part]
+        parts = ['lasting'] if job.kind in ('train', 'replay_server') else []
         parts += ['server'] if job.kind in WITH_ADDRESS else []
         parts += ['workers'] if job.workers > 1 else []
         if self._options.pods.token_secret:
@@ -364,7 +362,7 @@ class _Run:
             container_ports=[{'name': name, 'containerPort': port} for name, port in ports.items()],
             port=next(iter(ports.values()), None),
             restart=restart,
-            environment=name.get('env'),
+            environment=name.get('env', []),
             start_periods=max(_START_SECS, round(topology.connect_timeout_secs)) // 5,
             token_variable=_TOKEN_VARIABLE,
             token_secret=self._options.pods.token_secret,
@@ -386,7 +384,8 @@ class _Run:
         reads_files = any(word.startswith(f'--gin_file={GIN_FOLDER}/') for word in words)
         values = {
             'restart': 'Always',
-            'environment': None,
+            'environment': [],
+            'reads': True if kind == 'metrics' else None,
             **values,
             'labels': self.labels(kind),
             'name': places.label(kind),
