@@ -68,6 +68,7 @@ def test_items_and_actions_that_are_not_of_the_example_are_refused(name):
         ('recurrent_sac', {'loss': sac.SACLoss(burn_in_steps=6)}, 'sequence_length=5 with burn_in_steps=6; need at '),
         ('recurrent_sac', {'actor_network': object()}, 'got actor_network with lstm_size; need one of them'),
         ('bc', {'loss': bc.BCLoss(kind='mse')}, "got kind='mse' for the action .*; need actions of floats"),
+        ('bc', {'layers': MEMORY}, 'got Slicing.sequence_length=2 for a network with memory; need at least 3'),
         ('td3', {'exploration_noise': -0.1}, 'got exploration_noise=-0.1; need a number of at least 0'),
         ('ppo', {'max_kl': 0.0}, 'got max_kl=0.0; need a number above 0'),
         ('ddpg', {'gamma': 1.1}, '^got gamma=1.1; need a number of at least 0 and at most 1$'),

@@ -69,7 +69,7 @@ class Robot(gymnasium.Wrapper):
         print(threading.current_thread().name, 'closes with', saved, 'checkpoints', file=sys.stderr)
 
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell's background job has it
 run = tflearn.train(
     make_environment=functools.partial(vector_env.in_process, Robot),
     num_environments=1,

@@ -103,13 +103,20 @@ def make_agent(
 
     Raises:
       ValueError: if the experience has another order or stores the policy's state, the action is
-        not supported, or the weight is no column of numbers.
+        not supported, the weight is no column of numbers, or sequences are too short for a memory.
     """
     network = complete(problem, 'behavioural cloning')
     _check(problem.specs, problem.experience, loss)
     normalizers = make_normalizers(problem.specs, network, action_mask, normalize_observations, False)
     optimizers = problem.optimizers({'bc': 1e-3})
     actor_value = ActorValueNetwork(problem.specs, network, action_mask)
+    length = problem.experience.slicing.sequence_length
+    if actor_value.state_spec and length < 3:
+        raise UserValueError(
+            f'got Slicing.sequence_length={length} for a network with memory; need at least 3, and as many as the '
+            'memory is to span: from single steps, each with a new state, it would learn to forget; set '
+            'sequence_length=33 and stride=32, for example'
+        )
     return BCAgent(problem, actor_value, optimizers, loss, normalizers, normalizer_steps)
 
 

@@ -10,7 +10,6 @@ import inspect
 import logging as standard_logging
 import math
 import pathlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,7 +216,7 @@ def _both_jobs(run_dir: RunDir) -> Iterator[_Jobs]:
             stop.set()
             raise
     if signals.received:
-        signal.raise_signal(signals.received[0])
+        local.take_effect(signals.received[0])
 
 
 class _Turns:

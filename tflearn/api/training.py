@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import pathlib
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions, Plateau
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train as train_job
 from tflearn.jobs.train_settings import Initial, Intervals, grouped
+from tflearn.launch import local
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 
 _HEAD = 'from __gin__ import dynamic_registration\n'
@@ -300,7 +300,7 @@ def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], 
             run_dir, gin_file, gin_bindings, package=process_run.programs(), num_collectors=num_collectors
         )
     if code > 128:  # a signal ended the run: what it would have done to this process, it does now
-        signal.raise_signal(code - 128)
+        local.take_effect(code - 128)
     if code:
         error = UserValueError if code == 2 else RuntimeError
         raise error(f'got a run that failed in {run_dir.root}; the error is above; all logs are in {run_dir.logs}')

@@ -275,6 +275,16 @@ class _Log(io.TextIOWrapper):
         return len(text)
 
 
+def take_effect(number: int) -> None:
+    """Lets a signal do to this process what it would have done when it came.
+
+    SIGINT raises KeyboardInterrupt also where it is ignored, as a shell has it for its background jobs.
+    """
+    signal.raise_signal(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
 class StopSignals:
     """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`.
 

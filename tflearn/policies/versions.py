@@ -36,6 +36,7 @@ MARKERS = (KEPT, IN_USE, PROMOTED)
 _MOVED_ASIDE = '.moved_aside-'
 _MODEL = 'saved_model.pb'
 _NEEDED = (_MODEL, METADATA)
+_TRIGGERS = ('policy', 'collect_policy', 'greedy_policy')  # what TF-Agents' trigger calls its SavedModels
 
 
 def is_complete(version: pathlib.Path) -> bool:
@@ -71,7 +72,8 @@ def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
         else the newest, or of a run the best by evaluation if there is one.
 
     Raises:
-      FileNotFoundError: if there is none.
+      FileNotFoundError: if there is none, or only the untrained one of TF-Agents'
+        `PolicySavedModelTrigger`.
     """
     greedy = RunDir(path).greedy_policy
     directory = next((each for each in (greedy, path / greedy.name) if each.is_dir()), path)
@@ -86,7 +88,22 @@ def find(path: pathlib.Path, train_step: int | None = None) -> pathlib.Path:
                 f'{f"; there are the train steps {found}" if found else ""}'
             )
         version = newer  # the other one was pruned just then
+    _check_trained(version)
     return version
+
+
+def _check_trained(model: pathlib.Path) -> None:
+    """Raises FileNotFoundError if TF-Agents' `PolicySavedModelTrigger` wrote a SavedModel:
+    it does so before it trains, and later writes the variables alone, to a directory beside the model.
+    """
+    newest = max((model.parent / 'checkpoints').glob('policy_checkpoint_*'), default=None)
+    if newest is not None and model.name in _TRIGGERS:
+        call = f'materialize_saved_model({str(model)!r}, {str(newest)!r}, {f"{model}_trained"!r})'
+        raise UserFileNotFoundError(
+            f'got {model}, which TF-Agents wrote before it trained; need its newest weights, {newest}, as well; write '
+            f'both as one SavedModel by `from tf_agents.policies import policy_loader; policy_loader.{call}`, and give '
+            'that one'
+        )
 
 
 def _chosen(directory: pathlib.Path, of_run: bool) -> pathlib.Path:

@@ -1,6 +1,7 @@
 """What TF-Agents' own tests do not check of the drop-in."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from tests.testing.learner import SPECS, batch
 from tflearn.core import strategies
 from tflearn.core.train_step import create_train_step
 from tflearn.extensions.tf_agents.tf_agents_learner import Learner
+from tflearn.files.run_dir import RunDir
+from tflearn.jobs import initial_values
+from tflearn.jobs.train_settings import Initial
 from tflearn.learner.triggers import PeriodicAction
 
 
@@ -273,6 +277,20 @@ def test_tf_agents_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
     names = {path.name for path in (tmp_path / 'policies' / 'checkpoints').iterdir()}
     assert 'policy_checkpoint_0000000005' in names
     assert 'RunTime/train_steps_per_sec' in written_summaries.tags(tmp_path / 'train')
+    # Its SavedModel is untrained: a run does not begin with it, but with what the message's call makes of it.
+    with pytest.raises(FileNotFoundError, match='which TF-Agents wrote before it trained') as refused:
+        _begin_with(tmp_path, agent, tmp_path)
+    exec(re.search('from tf_agents.*; .*?(?=`)', str(refused.value))[0], {})
+    trained = _values(agent)
+    for variable in agent.policy.variables():
+        variable.assign(tf.zeros_like(variable))
+    _begin_with(tmp_path, agent, tmp_path / 'policies' / 'greedy_policy_trained')
+    for value, now in zip(trained, _values(agent), strict=True):
+        np.testing.assert_array_equal(now, value)
+
+
+def _begin_with(tmp_path, agent, policy):
+    initial_values.load(agent, Initial(policy=str(policy)), RunDir(tmp_path / 'new'))
 
 
 @pytest.mark.filterwarnings('ignore')
