@@ -1,11 +1,11 @@
 """The verbs of the core that are no jobs."""
 
 import inspect
+import pkgutil
 from typing import Any
 
 from absl import flags
 
-import tflearn
 from tflearn.core import preflight
 from tflearn.core.errors import UserValueError
 from tflearn.core.verbs import Verb
@@ -36,8 +36,8 @@ def _help(switches: flags.FlagValues, name: str = '') -> int:
     Without NAME it lists the packaged gin files. NAME is one of them, such as sac_pendulum, or the path of another: it
     prints what it trains and what it binds, with what it includes. Or NAME is a function or dataclass, such as
     experience.Uniform, or a setting, such as Uniform.max_size or max_size: it prints what each setting is, the values
-    that it can have, its unit and its default. Of another public name of Python, such as Learner or tflearn.train, it
-    prints the arguments and the docstring.
+    that it can have, its unit and its default. Of another name of Python, such as Learner, tflearn.train or
+    extensions.serving.client.PolicyClient, it prints the arguments and the docstring.
     """
     from tflearn.config import files, reference
 
@@ -52,9 +52,13 @@ def _help(switches: flags.FlagValues, name: str = '') -> int:
     try:
         text = reference.text(name)
     except UserValueError:
-        if public not in dir(tflearn) or not callable(getattr(tflearn, public)):
+        try:
+            part = pkgutil.resolve_name(f'tflearn.{public}')
+        except (AttributeError, ImportError, ValueError):
+            part = None
+        if not callable(part):
             raise
-        text = _of_python(f'tflearn.{public}', getattr(tflearn, public))
+        text = _of_python(f'tflearn.{public}', part)
     print(text)
     return 0
 

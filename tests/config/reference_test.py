@@ -72,9 +72,9 @@ def test_the_program_prints_values_unit_and_default():
     assert done.returncode == 0, done.stderr
     assert 'experience.Uniform (from tflearn.core.experience)' in done.stdout
     assert '  max_mirror_gb: a number of at least 0 [GB]; default 4.0\n' in done.stdout
-    for name in ('Learner', 'tflearn.Learner'):
+    for name in ('Learner', 'tflearn.Learner', 'learner.learner.Learner'):
         public = forks.run('scripts', 'help', name, timeout=60)
-        assert public.stdout.startswith('tflearn.Learner(agent, data, run_dir, ')
+        assert public.stdout.startswith(f'tflearn.{name.removeprefix("tflearn.")}(agent, data, run_dir, ')
         assert 'run_dir: where checkpoints and summaries are written.' in public.stdout
         assert '  run(self, ' in public.stdout and public.stderr == ''
     wrong = forks.run('scripts', 'help', 'gama', timeout=60)

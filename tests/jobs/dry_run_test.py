@@ -26,7 +26,7 @@ def test_reports_the_step_and_writes_nothing(small_run, caplog):
     before = sorted(small_run.dir.root.rglob('*'))
     with caplog.at_level(logging.INFO):
         _dry(small_run, strategy='tpu:10.0.0.2:8470')  # which is not connected to
-    assert 'cluster shape 2x4: 8 replica(s) on 2 host(s)' in caplog.text
+    assert 'cluster shape 2x4: 8 replica(s) on 2 host(s)\nbatch of one replica; 64 in the global batch:' in caplog.text
     assert '0/observation: float32 (8, 2, 4)' in caplog.text
     assert 'XLA compiled the train step of one replica for a CPU' in caplog.text
     assert 'host to host, batches: 3,072' in caplog.text, 'one process reads the batches of both hosts'

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 import pytest
 import tensorflow as tf
@@ -309,3 +310,8 @@ def test_the_compilers_refusal_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=line) as error:
         tpu_compiler.compile_hlo(b'', 'v5e', 8)
     assert '\n' not in str(error.value)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # none of the packages
+    with pytest.raises(
+        ValueError, match=r'whose environment lacks a part .*\(No module named .*; make it by python3.12'
+    ):
+        tpu_compiler.compile_hlo(b'', 'v5e', 8)

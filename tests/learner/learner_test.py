@@ -253,6 +253,13 @@ def test_steps_before_data_without_info_end_count(tmp_path, make_agent, make_dat
     assert learner.checkpoints.saved_step == 7
 
 
+def test_an_agent_of_another_scope_is_refused(tmp_path, make_agent, make_dataset_fn):
+    mirrored = strategies.make('mirrored:2')
+    for made_in, trained_in in ((None, mirrored), (mirrored, None)):
+        with pytest.raises(UserError, match='got an agent whose variable .* was not made in the scope of the'):
+            Learner(make_agent(made_in), make_dataset_fn(), RunDir(tmp_path), strategy=trained_in)
+
+
 def test_data_without_a_batch_are_refused(tmp_path, make_agent, make_dataset_fn):
     learner = Learner(make_agent(), make_dataset_fn(0, 0), RunDir(tmp_path))
     with pytest.raises(UserError, match='got data that give no batch; need one at least; check that'):

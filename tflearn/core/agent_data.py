@@ -61,12 +61,23 @@ def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
         _check_iteration(agent, kind)
 
 
-def check_optimizers(agent: Agent) -> None:
-    """Raises TypeError for an optimizer of Keras 3,
-    which `make_slots` and snapshots would not know as one.
+def initialize(agent: Agent, strategy: tf.distribute.Strategy) -> None:
+    """Initializes an agent, in the scope of the strategy that trains it.
+
+    Raises:
+      ValueError: if a variable was made outside of the scope; TensorFlow's own assertion says nothing.
+      TypeError: for an optimizer of Keras 3, which `make_slots` and snapshots would not know as one.
     """
+    made_here = strategy.extended.variable_created_in_scope
+    others = [each.name for each in (agent.train_step_counter, *agent.policy.variables()) if not made_here(each)]
+    if others:
+        raise UserValueError(
+            f'got an agent whose variable {others[0]} was not made in the scope of the {type(strategy).__name__} that '
+            'trains it; need train step, networks and agent made there; make them below `with strategy.scope():`'
+        )
     for name, part in getattr(agent, '__dict__', {}).items():
         check_keras(f'an agent with {name.lstrip("_")}', part)
+    agent.initialize()
 
 
 def is_packaged(agent: Agent) -> bool:

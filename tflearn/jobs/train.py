@@ -276,7 +276,7 @@ def dry_run_report(
         source = _source(unfed, data.addresses or ('localhost:1',), storage, agent, alone, initial.seed or 0, initial)
         wrapped = batches.wrap(source, alone, agent.train_step_counter)
     with strategy.scope():
-        agent.initialize()
+        agent_data.initialize(agent, strategy)
         agent_data.make_slots(agent)
         preprocess = None if source.prepared else agent_data.preprocessing(agent)
         loop = dataclasses.replace(options.loop, jit_compile=False, preprocess=preprocess)

@@ -276,7 +276,7 @@ class _Log(io.TextIOWrapper):
 
 
 def take_effect(number: int) -> None:
-    """Lets a signal do to this process what it would have done when it came.
+    """Raises a signal that was held back, which then does what it would have done when it came.
 
     SIGINT raises KeyboardInterrupt also where it is ignored, as a shell has it for its background jobs.
     """

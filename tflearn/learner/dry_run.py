@@ -115,7 +115,13 @@ class DryRunReport:
     def text(self) -> str:
         """Returns the report, for people."""
         lines = [f'cluster shape {self.shape}: {self.shape.replicas} replica(s) on {self.shape.hosts} host(s)']
-        lines.append('batch of one replica:')
+        sizes = {leaf.shape[0] for leaf in tf.nest.flatten(self.batch, expand_composites=True) if leaf.shape.rank}
+        known = (
+            f'; {sizes.pop() * self.shape.replicas} in the global batch'
+            if len(sizes) == 1 and None not in sizes
+            else ''
+        )
+        lines.append(f'batch of one replica{known}:')
         for name, leaf in nest_utils.flatten_with_joined_paths(self.batch, expand_composites=True):
             lines.append(f'  {name}: {leaf.dtype.name} {leaf.shape}')
         lines.append('bytes of a train step (calculated):')

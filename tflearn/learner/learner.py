@@ -120,7 +120,7 @@ class Learner:
         Raises:
           TypeError: if the agent has an optimizer of Keras 3.
           ValueError: if the run directory cannot be written to, the newest readable checkpoint does
-            not fit, or the strategy cannot train on such a dataset.
+            not fit, or the strategy did not make the agent or cannot train on such a dataset.
         """
         run_dir.make()
         self.train_step = agent.train_step_counter
@@ -133,8 +133,7 @@ class Learner:
         self._closed_at: int | None = None
         with self._strategy.scope():
             self._batches = batches.wrap(data, self._strategy, self.train_step, bool(options.loop.jit_compile))
-            agent.initialize()
-            agent_data.check_optimizers(agent)
+            agent_data.initialize(agent, self._strategy)
             agent_data.make_slots(agent)
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with

@@ -182,7 +182,7 @@ def compile_hlo(hlo: bytes, kind: str, num_replicas: int) -> Compiled:
     """Compiles a serialized HLO module for a TPU with one core for each replica.
 
     Raises:
-      ValueError: if there is no compiler, or it refuses.
+      ValueError: if there is no compiler, its environment is not complete, or it refuses.
     """
     from tflearn.core.errors import UserValueError
 
@@ -197,6 +197,11 @@ def compile_hlo(hlo: bytes, kind: str, num_replicas: int) -> Compiled:
         # Of a traceback the line with the error, which others may follow.
         reasons = re.findall(r'^[\w.]*Error: (.*)', done.stderr, re.MULTILINE)
         reason = reasons[-1] if reasons else f'exit status {done.returncode}'
+        if 'ModuleNotFoundError' in done.stderr or 'ImportError' in done.stderr:
+            raise UserValueError(
+                f'got {VARIABLE}={command[0]}, whose environment lacks a part of the compiler ({reason}); need all of '
+                f'its packages in the versions that go together; make it by {_INSTALL}'
+            )
         raise UserValueError(
             f'got a train step that the compiler for TPU {kind} refuses ({reason}); need one that it compiles; change '
             'what it names'

@@ -96,7 +96,7 @@ def _check_trained(model: pathlib.Path) -> None:
     """Raises FileNotFoundError if TF-Agents' `PolicySavedModelTrigger` wrote a SavedModel:
     it does so before it trains, and later writes the variables alone, to a directory beside the model.
     """
-    newest = max((model.parent / 'checkpoints').glob('policy_checkpoint_*'), default=None)
+    newest = max(model.parent.glob('checkpoints/policy_checkpoint_*'), default=None)
     if newest is not None and model.name in _TRIGGERS:
         call = f'materialize_saved_model({str(model)!r}, {str(newest)!r}, {f"{model}_trained"!r})'
         raise UserFileNotFoundError(

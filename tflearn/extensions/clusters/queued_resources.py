@@ -6,6 +6,7 @@ submitted to a program that recorded it.
 """
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -103,6 +104,11 @@ def _on_vm(topology: Topology, options: QueuedResourcesOptions) -> Topology:
     if not options.zone:
         raise UserValueError(
             'got no zone for --backend=queued_resources; need --backend_option=zone=us-central2-b, say'
+        )
+    if not re.fullmatch(r'v\d+[a-z]*-\d+', options.accelerator_type):
+        raise UserValueError(
+            f"got accelerator_type={options.accelerator_type}; need a TPU's kind and size, such as v4-8 or "
+            'v5litepod-16; see gcloud compute tpus accelerator-types list'
         )
     commands = places.on_tpu(topology, options.strategy).with_commands(lambda job: (options.python, *job.command[1:]))
     return dataclasses.replace(commands, warm_parent=None)

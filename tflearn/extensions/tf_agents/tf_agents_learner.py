@@ -20,7 +20,7 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
 
-from tflearn.core import extensions, summary_tensors, workers
+from tflearn.core import agent_data, extensions, summary_tensors, workers
 from tflearn.core.errors import UserValueError
 from tflearn.core.train_step import crossed
 from tflearn.extensions.tf_agents import programs
@@ -177,7 +177,7 @@ class Learner:
                 self._dataset = self.strategy.distribute_datasets_from_function(
                     lambda context: programs.call_dataset_fn(function, context), experience_dataset_options
                 )
-            agent.initialize()
+            agent_data.initialize(agent, self.strategy)
             if self._dataset is not None:
                 self._traced = self._trace()
             elif run_optimizer_variable_init:
