@@ -296,3 +296,26 @@ def test_state_is_added_to_empty_or_dict_info_only():
     for info in ({'policy_state': 1}, policy_step.PolicyInfo(1.0), 1.0):
         with pytest.raises(ValueError, match=r'got the policy info .*; need \(\) or a dictionary'):
             actor.with_policy_state(info, 1)
+
+
+@pytest.mark.parametrize('num_calls', [3, 4, 9, 11])
+def test_a_resumed_policy_goes_on_with_the_same_random_numbers_without_all_calls_again(monkeypatch, num_calls):
+    monkeypatch.setattr(actor, '_CALLS_BY_SEED', 4)
+    policy = random_tf_policy.RandomTFPolicy(SPECS.time_step, SPECS.action)
+    tf.random.set_seed(1)
+    first, rows = Actor(fakes.make_environment(64, seed=None), policy), []
+    first.run(num_calls)
+    content = first.content()
+    first.run(6, rows.append)
+    tf.random.set_seed(1)
+    second, again = Actor(first._environment, policy), []
+    acting = second._policy
+    step, calls = acting.step, []
+    acting.step = lambda *given: (calls.append(1), step(*given))[1]
+    second._time_step = first.time_step
+    second.set_content(content)
+    assert len(calls) == num_calls % 4
+    second.run(6, again.append)
+    drawn = [tuple(row.action.tolist()) for row in rows]
+    assert drawn == [tuple(row.action.tolist()) for row in again]
+    assert len(set(drawn)) == 6, 'each seed draws others'

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, trajectory
@@ -22,7 +21,9 @@ from tflearn.core.resumable import Resumable
 from tflearn.core.types import ActingPolicy, BatchedEnvironment, check_batch
 
 POLICY_STATE = 'policy_state'
-_MANY_CALLS = 10_000  # about a second
+_SEED_STRIDE = 1_000_003  # between the seeds of two parts; a prime
+# A run that is resumed repeats fewer, in some seconds; the program of each seed keeps 0.4 MB.
+_CALLS_BY_SEED = 100_000
 
 
 def with_policy_state(info: Any, state: Any) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def state_before_step(step_type: np.ndarray, state: Any, initial: Any) -> Any:
 
 
 class CompiledPolicy:
-    """A TF-Agents policy for batches of one size, traced once.
+    """A TF-Agents policy for batches of one size, traced once, and again whenever its seed changes.
     Each call reads the policy's current variables.
 
     `TFPolicy.action` resets the policy state where a time step is FIRST.
@@ -85,6 +86,9 @@ class CompiledPolicy:
         on.
     """
 
+    # TensorFlow's operations keep that state to themselves: it is set by acting so often again. A
+    # seed of its own for each part of the calls limits how often that is.
+
     def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
         """Traces the policy."""
         self.batch_size, self.num_calls = batch_size, 0
@@ -92,11 +96,19 @@ class CompiledPolicy:
         self._policy = policy
         # Each array that becomes a tensor takes about four microseconds.
         self._joined = ColumnLayout(policy.time_step_spec.observation)
+        self._trace()
+
+    def _trace(self) -> None:
+        policy, part = self._policy, self.num_calls // _CALLS_BY_SEED
         given = policy.time_step_spec._replace(observation=self._joined.specs)
-        inputs = tensor_spec.add_outer_dim((given, policy.policy_state_spec), batch_size)
+        inputs = tensor_spec.add_outer_dim((given, policy.policy_state_spec), self.batch_size)
         structure: list[Any] = []
 
         def program(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            graph = tf.compat.v1.get_default_graph()
+            self._is_seeded = graph.seed is not None
+            if self._is_seeded:
+                graph.seed = (graph.seed + part * _SEED_STRIDE) % 2**31
             time_step, state = tf.nest.pack_sequence_as(inputs, leaves)
             observation = self._joined.divide(time_step.observation)
             step = policy.action(time_step._replace(observation=observation), state)
@@ -147,6 +159,8 @@ class CompiledPolicy:
           PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of
             tensors.
         """
+        if self._is_seeded and self.num_calls and self.num_calls % _CALLS_BY_SEED == 0:
+            self._trace()
         self.num_calls += 1
         if self._joined.joins:
             time_step = time_step._replace(observation=self._joined.join_arrays(time_step.observation))
@@ -162,6 +176,15 @@ class CompiledPolicy:
         pairs = zip(outputs, self._are_states, strict=True)
         values = iter([output if is_state else output.numpy() for output, is_state in pairs])
         return policy_step.PolicyStep(*[pack(values) for pack in self._packers])
+
+    def go_on(self, num_calls: int, time_step: ts.TimeStep, policy_state: Any) -> None:
+        """Makes the next calls draw the random numbers that they would draw after `num_calls` calls;
+        acts on the given time step meanwhile.
+        """
+        self.num_calls = max(self.num_calls, num_calls // _CALLS_BY_SEED * _CALLS_BY_SEED)
+        while self._is_seeded and self.num_calls < num_calls:
+            self.step(time_step, policy_state)
+        self.num_calls = max(self.num_calls, num_calls)
 
     def check(self, time_step: ts.TimeStep) -> None:
         """Checks that time steps [B] have the spec and the batch size that the policy was compiled for.
@@ -253,18 +276,13 @@ class Actor(Resumable):
         return {**super().content(), 'states': state, 'num_calls': getattr(self._policy, 'num_calls', 0)}
 
     def set_content(self, content: Mapping[str, Any]) -> None:
-        """See `Resumable`; the policy acts as often as it had,
-        so that it goes on with the same random numbers.
-        """
+        """See `Resumable`; the policy goes on with the same random numbers."""
         super().set_content(content)
         if self._time_step is None:
             return
         self._policy_state, self._initial_state = tf.nest.map_structure(tf.constant, content['states'])
-        left = content['num_calls'] - getattr(self._policy, 'num_calls', content['num_calls'])
-        if left >= _MANY_CALLS:
-            logging.info('the policy acts %d times again, so that its random numbers go on as they would have', left)
-        for _ in range(left):
-            self._policy.step(self._time_step, self._policy_state)
+        if isinstance(self._policy, CompiledPolicy):
+            self._policy.go_on(content['num_calls'], self._time_step, self._policy_state)
 
     def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
         if isinstance(policy, tf_policy.TFPolicy):
