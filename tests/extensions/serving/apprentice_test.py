@@ -167,10 +167,10 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         assert 'tflearn_apprentice_agreement{model="greedy_policy"} 0.1' in metrics
         wait_until(lambda: len(lines_of(tmp_path)) >= 40, 'the log', DEADLINE_SECS)
     # Without a server the product's own choice is taken, and not logged.
-    actions, version, error = decide()
+    actions, version, error, _ = decide()
     assert (actions.tolist(), version) == (own, None) and error.startswith('UNAVAILABLE: ')
     with serving(tmp_path, ports) as server:
-        actions, version, error = wait_until(lambda: (found := decide()).version and found, 'it', DEADLINE_SECS)
+        actions, version, error, _ = wait_until(lambda: (found := decide()).version and found, 'it', DEADLINE_SECS)
         assert (actions.tolist(), version, error) == (own, 2, '')
         publisher.publish(3)
         is_asked = lambda: status().get('greedy_policy_version') == 3  # noqa: E731
@@ -197,7 +197,7 @@ def test_an_apprentice_acts_once_it_decides_as_the_product(tmp_path, rows):
         server.send_signal(signal.SIGCONT)
         (publisher.directory / states.FILE).unlink()
         wait_until(lambda: ask(port, rows[0][0])[0] == 400, 'the apprentice', DEADLINE_SECS)
-        with pytest.raises(ValueError, match='got the default 1; need the number of an action for each of the 1 rows'):
+        with pytest.raises(ValueError, match='got the default 1; need an action for each of the 1 rows'):
             client.decide(inputs, 1, 1.0)
         with pytest.raises(grpc.RpcError, match='got the input'):
             client.decide({'x': np.zeros(1)}, own, DEADLINE_SECS)

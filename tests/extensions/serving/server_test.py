@@ -18,7 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from benchmarks import attacks
-from tests.testing import example_policies, forks, served_policies
+from tests.testing import docs_blocks, example_policies, forks, served_policies
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.serving.client import PolicyClient
 from tflearn.extensions.serving.models import Models
@@ -225,8 +225,48 @@ def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):
             step = policy.action(tf.nest.map_structure(tf.constant, time_step), live)
             live = step.state
             np.testing.assert_array_equal(actions['action'], step.action)
-        client.close()
+        time_steps = [example_policies.time_step(policy, 1, seed) for seed in range(4)]
+        robot, live, expected = Robot(time_steps), policy.get_initial_state(1), []
+        _program_of_a_robot()(client, robot)
+        for time_step in time_steps:
+            step = policy.action(tf.nest.map_structure(tf.constant, time_step), live)
+            live = step.state
+            expected.append(step.action.numpy()[0])
+        assert robot.actions == expected
+        inputs = {'observation': np.zeros((3, 4), np.float32), **served}
+        with pytest.raises(ValueError, match='got a default of action_arm; need one of action'):
+            client.decide(inputs, {'action_arm': [0] * 3}, DEADLINE_SECS)
+    for default in ([[0.5, -1.0]] * 3, {'action_arm': np.ones((3, 2)), 'action_hand': [True] * 3}):
+        decision = client.decide(inputs, default, DEADLINE_SECS)
+        assert decision.version is None and decision.error.startswith('UNAVAILABLE: ')
+        tf.nest.map_structure(np.testing.assert_array_equal, decision.state, served)
+        if isinstance(default, dict):
+            assert set(decision.actions) == {'action_arm', 'action_hand'}
+        else:
+            np.testing.assert_array_equal(decision.actions, default)
     assert set(served) == {'policy_state_0', 'policy_state_1'}
+
+
+class Robot:
+    """Observes what is in time steps."""
+
+    stand_still = 0
+
+    def __init__(self, time_steps):
+        self._observations, self.actions = [time_step.observation[0] for time_step in time_steps], []
+
+    def observe(self):
+        return self._observations[len(self.actions)] if len(self.actions) < len(self._observations) else None
+
+    def act(self, action):
+        self.actions.append(action)
+
+
+def _program_of_a_robot():
+    (program,) = [block.text for block in docs_blocks.of('python') if 'def drive' in block.text]
+    names = {'np': np}
+    exec(program.replace('timeout_secs=0.04', f'timeout_secs={DEADLINE_SECS}'), names)
+    return names['drive']
 
 
 def test_config_files_make_tensorflow_serving_serve_the_same(root):

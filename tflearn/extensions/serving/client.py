@@ -34,6 +34,7 @@ from tflearn.policies.versions import VOCABULARIES
 
 _Answer = TypeVar('_Answer')
 
+_ACTION = 'action'
 _CALL_SECS = 10.0
 # The codes of a server that starts, restarts or is overloaded for a while. NOT_FOUND, of a policy that is not there
 # yet, is final where a request names a version.
@@ -57,15 +58,18 @@ class Decision(NamedTuple):
     """Actions, of a server or the product's own.
 
     Attributes:
-      actions: the actions to take, [B].
+      actions: the actions to take, [B, ...]; of a nest by the names of the outputs.
       version: the version of the policy that was asked; None: no server has answered, and the
         actions are the default.
       error: why no server has answered; '' if one has.
+      state: the next policy state by name, of a recurrent policy; without an answer that which was
+        sent.
     """
 
-    actions: np.ndarray
+    actions: Any
     version: int | None
-    error: str = ''
+    error: str
+    state: dict[str, np.ndarray]
 
 
 class PolicyClient:
@@ -145,16 +149,17 @@ class PolicyClient:
     def decide(
         self,
         inputs: Mapping[str, np.ndarray],
-        default: Sequence[int],
+        default: Any,
         timeout_secs: float,
         metadata: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Decision:
-        """Chooses the actions of a policy of one Discrete action;
-        the product's own ones if no server answers in time.
+        """Chooses actions; the product's own ones if no server answers in time.
 
         Args:
-          inputs: arrays [B, ...] by name.
-          default: the product's own choice, [B]. A server with --apprentice answers with it too.
+          inputs: arrays [B, ...] by name, with the policy state of a recurrent policy.
+          default: the product's own choice, an array [B, ...], or a mapping of them by the names of
+            a nest's outputs, such as 'action_arm'. A server with --apprentice answers with a choice
+            of one Discrete action too.
           timeout_secs: the time in which the server has to answer.
           metadata: of the request, such as its 'event-id'.
 
@@ -162,21 +167,28 @@ class PolicyClient:
           The decision. One without a version is not logged: report no outcome of it.
 
         Raises:
-          ValueError: if there is no default for each row.
+          ValueError: if there is no default for each row, or the policy's actions have other names.
           grpc.RpcError: with the server's status if the request is wrong, or the client may not
             ask.
         """
-        actions, rows = np.asarray(default), len(next(iter(inputs.values())))
-        if actions.shape != (rows,) or actions.dtype.kind not in 'iu':
-            raise UserValueError(f'got the default {default}; need the number of an action for each of the {rows} rows')
-        metadata = {**metadata, DEFAULT_ACTION: ','.join(map(str, actions.tolist()))}
+        own = default if isinstance(default, Mapping) else {_ACTION: default}
+        actions, rows = {name: np.asarray(leaf) for name, leaf in own.items()}, len(next(iter(inputs.values())))
+        if any(leaf.shape[:1] != (rows,) or leaf.dtype.kind not in 'biuf' for leaf in actions.values()):
+            raise UserValueError(f'got the default {default}; need an action for each of the {rows} rows')
+        choice = actions.get(_ACTION)
+        if choice is not None and choice.ndim == 1 and choice.dtype.kind in 'iu':
+            metadata = {**metadata, DEFAULT_ACTION: ','.join(map(str, choice.tolist()))}
+        version, error = None, ''
         try:
             outputs, version = self.predict(inputs, metadata=metadata, timeout_secs=timeout_secs)
-        except grpc.RpcError as error:
-            if error.code() not in _OUT:
+        except grpc.RpcError as failed:
+            if failed.code() not in _OUT:
                 raise
-            return Decision(actions, None, f'{error.code().name}: {error.details()}')
-        return Decision(outputs['action'], version)
+            outputs, error = {**inputs, **actions}, f'{failed.code().name}: {failed.details()}'
+        chosen, state = _named(_ACTION, outputs), _named('policy_state', outputs)
+        if chosen.keys() != actions.keys():
+            raise UserValueError(f'got a default of {", ".join(actions)}; need one of {", ".join(chosen)}')
+        return Decision(chosen if isinstance(default, Mapping) else chosen[_ACTION], version, error, state)
 
     def slate(
         self, inputs: Mapping[str, np.ndarray], num_slots: int, name: str, mask: str, position: str = ''
@@ -237,8 +249,7 @@ class PolicyClient:
         """
         leaves = signatures.flat_dict(signatures.to_plain(time_step))
         outputs, _ = self.predict({**leaves, **policy_state}, 'action')
-        state = {name: value for name, value in outputs.items() if name.startswith('policy_state')}
-        return {name: value for name, value in outputs.items() if name.startswith('action')}, state
+        return _named(_ACTION, outputs), _named('policy_state', outputs)
 
     def newest_version(self) -> int | None:
         """Returns the newest version that is served;
@@ -306,6 +317,11 @@ class PolicyClient:
     def close(self) -> None:
         """Closes the connection."""
         self._channel.close()
+
+
+def _named(nest: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors of a nest: those whose names begin with its name."""
+    return {name: value for name, value in tensors.items() if name.startswith(nest)}
 
 
 class RemotePolicy:
