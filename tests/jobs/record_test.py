@@ -172,6 +172,18 @@ def balance(observation):
     return (observation[:, 2] + observation[:, 3] > 0).astype(np.int32)
 
 
+class Waving:
+    """Pushes once to each side alternately, to the right first in each episode."""
+
+    __name__ = __qualname__ = 'waving'
+    steps = 0
+
+    def __call__(self, observation, is_first):
+        assert is_first.dtype == bool
+        self.steps = np.where(is_first, 1, self.steps + 1)
+        return (self.steps % 2).astype(np.int32)
+
+
 def as_text(observation):
     return ['left'] * len(observation)
 
@@ -187,6 +199,9 @@ def test_a_python_function_acts(tmp_path, policy):
     for episode in episodes:
         np.testing.assert_array_equal(episode['action'][:-1], balance(episode['observation'][:-1]))
     assert columns.read_metadata(tmp_path / 'data')['policy'] == f'{__name__}:balance'
+    for episode in run_record(RunDir(tmp_path / 'run'), tmp_path / 'with a state', policy=Waving()):
+        pushes = episode['action'][:-1]
+        np.testing.assert_array_equal(pushes, (1 + np.arange(len(pushes))) % 2)
 
 
 def test_the_description_holds_the_origin(tmp_path):

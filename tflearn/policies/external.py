@@ -4,6 +4,7 @@ and a Python function of observations.
 
 import contextlib
 import importlib
+import inspect
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,11 @@ from tflearn.core.types import EnvironmentSpecs, check_batch
 from tflearn.files import digests
 from tflearn.policies import loaded_model, loader, signatures, versions
 
-# A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays.
-ActFunction = Callable[[Any], Any]
+# A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays. One with an
+# argument `is_first` is also given where episodes begin, bool [B], such as a controller with a state.
+ActFunction = Callable[..., Any]
 
+_FIRST = 'is_first'
 _SAVER_SPECS = 'policy_specs.pbtxt'  # beside the SavedModel of TF-Agents' PolicySaver
 
 
@@ -81,7 +84,9 @@ class FunctionPolicy:
             such as float64, are converted; those of another kind are refused.
           specs: the environment's specs.
         """
-        self._function, self._spec = function, specs.action
+        self._function, self._spec, self._takes_first = function, specs.action, False
+        with contextlib.suppress(TypeError, ValueError):  # a function of C whose arguments are unknown
+            self._takes_first = _FIRST in inspect.signature(function).parameters
 
     def initial_state(self, batch_size: int) -> Any:
         """See `EvaluationPolicy`."""
@@ -90,7 +95,8 @@ class FunctionPolicy:
 
     def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
         """See `EvaluationPolicy`; raises ValueError for actions that do not have the environment's spec."""
-        action = self._function(time_step.observation)
+        first = {_FIRST: np.asarray(time_step.is_first())} if self._takes_first else {}
+        action = self._function(time_step.observation, **first)
         with contextlib.suppress(TypeError, ValueError):  # another structure, which the check names
             action = tf.nest.map_structure(_of_dtype, self._spec, action)
         check_batch(action, self._spec, len(time_step.step_type), f'action of {function_name(self._function)}')
