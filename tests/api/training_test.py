@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import json
+import logging
 import pathlib
 import re
 import threading
@@ -13,6 +14,7 @@ import typing
 import gymnasium
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 
 import tflearn
 from tests.testing import forks, jobs, lanes, warm_parents, written_summaries
@@ -23,6 +25,7 @@ from tflearn.core import background
 from tflearn.core.errors import UserError
 from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.run_dir import read_json
+from tflearn.jobs import session
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
@@ -43,8 +46,10 @@ SMALL = {
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
-def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path, caplog):
+def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path, caplog, monkeypatch, capsys):
     caplog.set_level('INFO')
+    monkeypatch.setattr(session, 'LOG_EVERY_SECS', 0.0)
+    monkeypatch.setattr(session, '_REPORT_SECS', 0.0)
     seen = []
 
     def make_triggers(learner):
@@ -53,7 +58,9 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     options = tflearn.LearnerOptions(summaries=None, make_triggers=make_triggers)
     run = tflearn.train(**{**SMALL, 'learner_options': options}, root_dir=tmp_path, seed=1)
     assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
-    assert re.search(r'no .*/run.gin for tflearn-evaluate and tflearn play: got <function .*make_triggers', caplog.text)
+    name = r'tests\.api\.training_test\.\S+make_triggers in LearnerOptions\.make_triggers'
+    assert re.search(rf'the run itself is fine; .*--gin_file, without .*/run.gin: got {name} for several', caplog.text)
+    assert re.search(r'mean return \S+; [0-9.]+ train steps/s, of the newest call [0-9.]+, \d+% of it', caplog.text)
     assert run.env_steps >= 50
     assert run.run_dir.root == tmp_path
     assert [step // 20 for step, _ in seen] == [1, 2, 3]  # some train steps are taken together
@@ -76,7 +83,12 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     assert (again.evaluations, again.policy.path) == (run.evaluations, run.policy.path)
 
     ends = {'num_train_steps': None, 'max_env_steps': run.env_steps + 120}
-    more = tflearn.train(**{**SMALL, **ends}, root_dir=tmp_path, seed=1)
+    with monkeypatch.context() as plain:
+        plain.setattr(logging.root, 'handlers', [])
+        absl_logging.info('sets up logging, as when TensorFlow loads a policy')
+        more = tflearn.train(**{**SMALL, **ends}, root_dir=tmp_path, seed=1)
+        assert [type(handler) for handler in logging.root.handlers] == [logging.StreamHandler]
+    assert 'the run continues' in capsys.readouterr().err
     assert more.reason == f'max_env_steps {run.env_steps + 120} reached'
     # 120 steps of the environment are 120 train steps of 8 draws each, since the replay has its first 50 items still.
     assert 60 + 110 <= more.train_step <= 60 + 130
@@ -143,7 +155,7 @@ def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path,
     ('changes', 'error', 'message'),
     [
         ({'make_agent': None, 'root_dir': None}, TypeError, 'got no make_agent, root_dir; need'),
-        ({'mode': 'processes'}, TypeError, r'got <function .*never.* in make_environment for several processes; need'),
+        ({'mode': 'processes'}, TypeError, r'got .*never.* in make_environment for several processes; need'),
         ({'gin_bindings': ['a.b = 1']}, TypeError, r"gin_bindings=\['a.b = 1'\] without a gin file"),
         ({'mode': 'fast'}, ValueError, "got mode='fast'; need one of synchronous, processes"),
         ({'make_environment': 'CartPole-v1'}, TypeError, "got make_environment='CartPole-v1'; need a function"),

@@ -129,7 +129,7 @@ class EpisodeMetrics(Resumable):
     def __init__(
         self,
         num_environments: int,
-        buffer_size: int = 10,
+        buffer_size: int = 100,
         gamma: float = 1.0,
         read_info: Callable[[], Mapping[str, np.ndarray]] = dict,
         clock: Callable[[], float] = time.monotonic,

@@ -45,9 +45,12 @@ def progress_logged() -> Iterator[None]:
     absl would set up logging of its own.
     """
     root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
-    if root.handlers or local.in_notebook():
+    replaced = root.handlers[:]
+    if any(not _is_absls(handler) for handler in replaced) or local.in_notebook():
         yield
         return
+    for own in replaced:
+        root.removeHandler(own)
     handler = standard_logging.StreamHandler()
     handler.setFormatter(standard_logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
     handler.addFilter(_is_progress)
@@ -57,7 +60,17 @@ def progress_logged() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
+        for own in replaced:
+            root.addHandler(own)
         logging.set_verbosity(verbosity)
+
+
+def _is_absls(handler: standard_logging.Handler) -> bool:
+    """Returns whether a handler is as absl adds it at its first message, by `logging.basicConfig()`:
+    TensorFlow reports by absl that it loads a policy.
+    """
+    form = getattr(handler.formatter, '_fmt', None)
+    return type(handler) is standard_logging.StreamHandler and form == standard_logging.BASIC_FORMAT
 
 
 def _is_progress(record: standard_logging.LogRecord) -> bool:

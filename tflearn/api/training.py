@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ from tflearn.launch import local
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 
 _HEAD = 'from __gin__ import dynamic_registration\n'
+_SCOPE = re.compile(r'part_\d+/(\w+\.)?')  # of a setting's name, with the alias of its module
 _LITERALS = (bool, int, float, str, type(None))
 Mode = Literal['synchronous', 'processes']
 
@@ -216,7 +218,8 @@ def _write_gin(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
             raise UserTypeError(f"{error}; or take mode='synchronous'") from None
         run_dir.objects.unlink(missing_ok=True)
         with synchronous_run.progress_logged():
-            logging.info('no %s for tflearn-evaluate and tflearn play: %s', run_dir.objects, error)
+            text = 'the run itself is fine; tflearn-evaluate and tflearn play will need --gin_file, without %s: %s'
+            logging.info(text, run_dir.objects, error)
 
 
 def _own_experience(make_agent: Any) -> Experience | None:
@@ -385,8 +388,9 @@ class GinText:
         """Returns the name of a function or class in the text, and imports its module there."""
         module, name = getattr(function, '__module__', None) or 'builtins', getattr(function, '__qualname__', '')
         if module == '__main__' or getattr(importlib.import_module(module), name, None) is not function:
+            given, setting = f'{module}.{name}' if name else repr(function), _SCOPE.sub('', what)
             raise UserTypeError(
-                f'got {function!r} in {what} for several processes; need what they can import: functions and classes '
+                f'got {given} in {setting} for several processes; need what they can import: functions and classes '
                 'of a module (not of the program itself), functools.partial of them, dataclasses, and literals'
             )
         last = module.rpartition('.')[2]

@@ -101,8 +101,9 @@ def _recorded(model: pathlib.Path) -> dict[str, str] | None:
     except FileNotFoundError:
         if key:
             raise UserValueError(f'got {model} without {RECORD}; need a signed one, as {KEY_VARIABLE} is set') from None
-        text = '%s has no %s, so its files are not checked: another program wrote it'
-        logging.log_first_n(logging.INFO, text, 1, model, RECORD)
+        if model.exists():  # not removed meanwhile
+            text = '%s has no %s, so its files are not checked: another program wrote it'
+            logging.log_first_n(logging.INFO, text, 1, model, RECORD)
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise UserValueError(f'got a damaged {model / RECORD} ({error}); {_NEED}') from error

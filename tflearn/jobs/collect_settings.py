@@ -58,7 +58,7 @@ class EpisodeMetricsOptions:
         waits for it.
     """
 
-    buffer_size: PositiveInt = 10
+    buffer_size: PositiveInt = 100
     gamma: Fraction = 0.99
     on_episode: OnEpisode | None = None
 

@@ -127,7 +127,6 @@ class Session:
         self._iteration_summaries, self._summarized_iteration = Summaries(run.dir.summaries('iterations')), 0
         self._progress, self._forecast = collectors.progress, Forecast(settings.stop_conditions)
         self._result: TrainResult | None = None  # of the newest call that took train steps
-        self._called_at = self._reported_at = self._logged_at = 0.0
         self._data_failed, self._reason, self._is_cut = False, '', False
         self._lost: PeerLost | None = None
         self._consistency: ReplicaConsistency | None = None
@@ -241,7 +240,8 @@ class Session:
             self._exports.export(learner.step)
             self._run.hooks.on_exported(learner.step)
         self._status.update('waiting for data', train_step=learner.step, **dataclasses.asdict(self._stop_conditions))
-        self._called_at = self._reported_at = self._logged_at = time.monotonic()
+        self._called_at = self._reported_at = time.monotonic()
+        self._logged = (self._called_at, learner.step)
 
     def run(self) -> None:
         """Trains until a stop condition or a requested stop (then it writes the result), or until the job is stopped.
@@ -478,23 +478,23 @@ class Session:
         return {**ofs, **self._metrics(), **self._collectors.rates()}
 
     def _report_if_due(self) -> None:
-        now, result = time.monotonic(), self._result
+        now, result, step = time.monotonic(), self._result, self._step
         if now - self._reported_at < _REPORT_SECS:
             return
         self._reported_at = now
-        step = self._learner.step
         self._status.update('running' if result else 'waiting for data', train_step=step, **self._newest_metrics())
-        if now - self._logged_at < LOG_EVERY_SECS:
+        if now - self._logged[0] < LOG_EVERY_SECS:
             return
-        self._logged_at = now
+        rate = (step - self._logged[1]) / (now - self._logged[0])
+        self._logged = now, step
         mean_return, total = self._collectors.mean_return, self._stop_conditions.num_train_steps
         logging.info(
             'train step %s, %d environment steps, mean return %s%s',
             step if total is None else f'{step} of {total}',
             self._collectors.env_steps,
             'none' if mean_return is None else f'{mean_return:.1f}',
-            f'; {result.steps_per_sec:.0f} train steps/s, {100 * result.data_wait_share:.0f}% waiting for data, '
-            f'loss {result.loss:.4g}'
+            f'; {rate:.1f} train steps/s, of the newest call {result.steps_per_sec:.1f}, '
+            f'{100 * result.data_wait_share:.0f}% of it waiting for data; loss {result.loss:.4g}'
             if result
             else '',
         )

@@ -53,7 +53,7 @@ class LearnerOptions:
       after_run: called on the host after every call of `run`, with its result, before the triggers.
       make_triggers: called with the learner when it is made, on each worker; returns your own
         triggers, which are called after all others (see `learner.triggers`). They can use its
-        `agent`, `step`, `collected`, `summarize`, `save` and `stop`.
+        `agent`, `step`, `collected()` (`docs/your-algorithm.md`), `summarize`, `save` and `stop`.
       checkpoint_on_error: whether the last complete train step is saved if an error ends training:
         'always', 'never', or 'ask' at the terminal (without a terminal it is saved).
       checkpoint_interval_secs: seconds between two checkpoints, beside `checkpoint_interval_steps`:
