@@ -30,8 +30,8 @@ def _check_env(switches: flags.FlagValues, name: str) -> int:
     return int('error' in states or (switches.strict and 'LOOK' in states))
 
 
-def _help(switches: flags.FlagValues, name: str = '') -> int:
-    """Describes gin files, and what they can bind: tflearn help, or tflearn help NAME.
+def _help(switches: flags.FlagValues, *names: str) -> int:
+    """Describes gin files, and what they can bind: tflearn help, or tflearn help NAME ...
 
     Without NAME it lists the packaged gin files. NAME is one of them, such as sac_pendulum, or the path of another: it
     prints what it trains and what it binds, with what it includes. Or NAME is a function or dataclass, such as
@@ -39,18 +39,25 @@ def _help(switches: flags.FlagValues, name: str = '') -> int:
     that it can have, its unit and its default. Of another name of Python, such as Learner, tflearn.train or
     extensions.serving.client.PolicyClient, it prints the arguments and the docstring.
     """
+    from tflearn.config import reference
+
+    print('\n\n'.join(map(_help_text, names)) or reference.run_list())
+    return 0
+
+
+def _help_text(name: str) -> str:
+    import tflearn
     from tflearn.config import files, reference
 
-    if not name:
-        print(reference.run_list())
-        return 0
     if name.endswith('.gin') or name in files.names():
-        print(reference.gin_file_text(name))
-        return 0
+        return reference.gin_file_text(name)
     preflight.import_quietly('tensorflow', 'gym')  # whose modules have the settings
     public = name.removeprefix('tflearn.')
     try:
         text = reference.text(name)
+        if name in dir(tflearn):  # train is a job of gin, and a function of Python
+            text += f'\n\nOf tflearn.{name} in Python: tflearn help tflearn.{name}'
+        return text
     except UserValueError:
         try:
             part = pkgutil.resolve_name(f'tflearn.{public}')
@@ -58,9 +65,7 @@ def _help(switches: flags.FlagValues, name: str = '') -> int:
             part = None
         if not callable(part):
             raise
-        text = _of_python(f'tflearn.{public}', part)
-    print(text)
-    return 0
+        return _of_python(f'tflearn.{public}', part)
 
 
 def _of_python(name: str, part: Any) -> str:
@@ -101,6 +106,6 @@ def _completion(switches: flags.FlagValues, shell: str) -> int:
 
 VERBS = {
     'check-env': Verb(_check_env, ('check_env',), arguments='ENVIRONMENT'),
-    'help': Verb(_help, arguments='[NAME]'),
+    'help': Verb(_help, arguments='[NAME] ...'),
     'completion': Verb(_completion, arguments='SHELL'),
 }

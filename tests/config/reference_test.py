@@ -68,10 +68,13 @@ def test_every_algorithm_describes_each_of_its_settings():
 
 
 def test_the_program_prints_values_unit_and_default():
-    done = forks.run('scripts', 'help', 'experience.Uniform', timeout=60)
+    done = forks.run('scripts', 'help', 'experience.Uniform', 'train', 'sac_pendulum', timeout=60)
     assert done.returncode == 0, done.stderr
     assert 'experience.Uniform (from tflearn.core.experience)' in done.stdout
     assert '  max_mirror_gb: a number of at least 0 [GB]; default 4.0\n' in done.stdout
+    assert '\n\ntrain.train (from tflearn.jobs.train)' in done.stdout
+    assert 'Of tflearn.train in Python: tflearn help tflearn.train\n\n' in done.stdout
+    assert 'sac_pendulum.gin:\n  SAC on Pendulum-v1' in done.stdout
     for name in ('Learner', 'tflearn.Learner', 'learner.learner.Learner'):
         public = forks.run('scripts', 'help', name, timeout=60)
         assert public.stdout.startswith(f'tflearn.{name.removeprefix("tflearn.")}(agent, data, run_dir, ')

@@ -319,4 +319,5 @@ def _join(
     found = Shards(tuple(data.addresses) or coordinator.replay(run.connect_timeout_secs))
     backend.check_shards(storage, 1 if data.addresses else len(found.addresses))
     found.wait(storage, run.connect_timeout_secs, run.stop)
+    status.update('making the learner')
     return found.addresses
