@@ -236,7 +236,7 @@ def test_a_server_serves_until_it_is_stopped(user):
         assert server.wait(DEADLINE_SECS) == 128 + signal.SIGINT
 
 
-def test_a_log_becomes_a_served_policy(user):
+def test_two_files_become_a_served_policy_and_its_log_the_next_one(user):
     pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
     own_log = subprocess.run(
         [sys.executable, 'own_log.py'],
@@ -245,40 +245,45 @@ def test_a_log_becomes_a_served_policy(user):
         timeout=DEADLINE_SECS,
     )
     assert own_log.returncode == 0 and (user.folder / 'data' / 'arrays').exists()
-    lines = ['age,country,item,p,clicked']
+    lines, clicks = ['visit,shown_at,age,country,hour,member,item,p'], ['visit,at,clicked']
     for i in range(2_000):  # in Germany cups are clicked, in France pots
-        country, item = ('de', 'fr')[i % 2], ('cup', 'pot', 'lid')[i % 3]
-        lines.append(f'{i % 60 or ""},{country},{item},0.3333,{int((country, item) in [("de", "cup"), ("fr", "pot")])}')
-    (user.folder / 'log.csv').write_text('\n'.join(lines) + '\n')
-    *commands, server = [
-        command for command in OURS if command[0].startswith('your-logs.md') and 'shop' in str(command)
-    ]
-    assert [program for _, program, _ in commands] == ['data', 'train_offline', 'evaluate']
-    steps = [
-        '--gin_bindings=train.StopConditions.num_train_steps=300',
-        '--gin_bindings=train.Intervals.export_interval_steps=300',
-    ]
-    for place, program, words in commands:
-        printed = user.run(place, program, words, *(steps if program == 'train_offline' else []))
-    assert 'weighted' in printed and 'runs/shop/policies/greedy_policy/300\n' in printed
-    port, rest_port = free_port(), free_port()
-    (curl,) = [words for place, words in COMMANDS if place.startswith('your-logs.md') and words[0] == 'curl']
-    with user.running(*server[1:], f'--port={port}', f'--rest_port={rest_port}'):
-        wait_until(lambda: is_listening(f'localhost:{port}', 1.0), 'the server', DEADLINE_SECS)
-        ask = [sys.executable, 'ask_shop.py', f'localhost:{port}']
-        answers = []
+        country, item, at = ('de', 'fr')[i % 2], ('cup', 'pot', 'lid')[i % 3], 1_763_600_000 + 60 * i
+        lines.append(f'v{i},{at},{i % 60 or ""},{country},{i % 24},{str(i % 5 == 0).lower()},{item},0.3333')
+        clicks += [f'v{i},{at + 90},1'] if (country, item) in [('de', 'cup'), ('fr', 'pot')] else []
+    (user.folder / 'decisions.csv').write_text('\n'.join(lines) + '\n')
+    (user.folder / 'outcomes.csv').write_text('\n'.join(clicks) + '\n')
+    found = [command for command in OURS if command[0].startswith('your-logs.md') and 'shop' in str(command)]
+    programs = ['data', 'data', 'train_offline', 'evaluate', 'promote', 'serve', 'data', 'train_offline']
+    assert [program for _, program, _ in found] == programs
+    few = [f'--gin_bindings=train.{each}=2_000' for each in EPOCH[1:]]
+    for place, program, words in found[:5]:
+        printed = user.run(place, program, words, *(few if program == 'train_offline' else []))
+    assert 'margin 0.05: passes' in printed
+    port, rest_port, answers = free_port(), free_port(), []
+    curls = [words for place, words in COMMANDS if place.startswith('your-logs.md') and words[0] == 'curl']
 
-        def answered() -> bool:
-            """Asks again while the server, which listens already, loads the policy."""
-            given = {'cwd': user.folder, 'env': {**os.environ, 'PYTHONPATH': str(ROOT)}}
-            answers.append(subprocess.run(ask, capture_output=True, text=True, timeout=DEADLINE_SECS, **given))
-            return answers[-1].returncode == 0
+    def ask(words: Sequence[str]) -> bytes:
+        given = [word.replace('8501', str(rest_port)) for word in words]
+        return subprocess.run([*given, '-s'], capture_output=True, timeout=DEADLINE_SECS).stdout
 
-        wait_until(answered, lambda: f'an answer: {answers and answers[-1].stderr}', DEADLINE_SECS)
-        curl = [word.replace('8501', str(rest_port)) for word in curl]
-        by_rest = subprocess.run([*curl, '-s'], capture_output=True, timeout=DEADLINE_SECS).stdout
-    assert answers[-1].stdout.splitlines()[-1] == 'cup 300'
-    assert json.loads(by_rest) == {'predictions': [2], 'texts': {'action': ['pot']}}  # of cup, lid and pot
+    def answered() -> bool:
+        """Asks again while the server, which listens already, loads the policy."""
+        answers.append(ask(curls[0]))
+        return b'predictions' in answers[-1]
+
+    with user.running(*found[5][1:], f'--port={port}', f'--rest_port={rest_port}', '--epsilon=0') as process:
+        wait_until(answered, lambda: f'an answer: {answers}', DEADLINE_SECS)
+        assert json.loads(ask(curls[1])) == {'accepted': 1}
+        process.send_signal(signal.SIGINT)
+        process.wait(DEADLINE_SECS)
+    assert json.loads(answers[-1]) == {'predictions': [2], 'texts': {'action': ['pot']}}  # of cup, lid and pot
+    for place, program, words in found[6:]:
+        short = [f'--until={time.time()}', '--window_secs=0.1'] if program == 'data' else few
+        user.run(place, program, words, *short)
+    words = [read_json(user.folder / 'data' / name / 'vocabularies.json') for name in ('shop', 'shop_served')]
+    assert words[0] == words[1] and words[0]['observation.hour'] == [str(hour) for hour in range(24)]
+    policy = user.folder / 'runs' / 'shop_2' / 'policies' / 'greedy_policy' / '2000' / 'metadata.json'
+    assert read_json(policy)['vocabularies'] == words[0]
 
 
 @pytest.mark.slow  # the same programs as those of the shop

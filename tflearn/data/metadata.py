@@ -77,23 +77,31 @@ def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: Epi
 
 
 def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) -> None:
-    """Writes the vocabularies of data sets to one that was made of them, if all have the same."""
+    """Writes the vocabularies of data sets to one that was made of them."""
     if (found := vocabularies(sources)) is not None:
         write_json(directory / VOCABULARIES, found)
 
 
 def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | None:
-    """Returns the vocabularies of data sets, by the names of their categories,
-    if all have the same.
+    """Returns the vocabularies of data sets, by the names of their categories; None if none has any.
 
     Raises:
-      ValueError: if two of them have other numbers for the same texts.
+      ValueError: if two of them have other numbers for the same texts, or only one has a
+        vocabulary.
     """
     first, *others = (read_json(directory / VOCABULARIES, dict[str, list[str]]) for directory in directories)
     for directory, other in zip(directories[1:], others, strict=True):
         check_words(directory, other or {}, directories[0], first or {})
         check_words(directories[0], first or {}, directory, other or {})
-    return first if all(other == first for other in others) else None
+        if lacking := sorted((first or {}).keys() ^ (other or {}).keys()):
+            having, without = directories[0], directory
+            if lacking[0] not in (first or {}):
+                having, without = without, having
+            raise UserValueError(
+                f'got {having} with a vocabulary of {lacking[0]}, and {without} without: its numbers may stand for '
+                "others; need one vocabulary; import the second with kind = 'category' and --vocabularies of the first"
+            )
+    return first
 
 
 def check_words(

@@ -11,13 +11,15 @@ import pytest
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 import grpc
+import tensorflow as tf
 
 from tests.extensions.serving.decision_faults_test import full_disk
 from tests.extensions.serving.decision_log_test import DEADLINE_SECS, OBSERVATION, lines_of
 from tests.extensions.serving.rest_test import ask, curl, docs_commands
 from tests.testing import forks
 from tflearn.core import extensions
-from tflearn.data import columns
+from tflearn.core.errors import UserError
+from tflearn.data import columns, metadata
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.extensions.serving import decision_log
 from tflearn.extensions.serving.client import PolicyClient
@@ -277,3 +279,116 @@ def test_no_window_closes_while_another_server_has_an_open_file(root, tmp_path):
     episodes = EpisodeReader(Dataset([str(tmp_path / 'late')])).episodes()
     found = {float(each['observation.x'][0, 0]): float(each['reward'][0]) for each in episodes}
     assert found == {float(i): 1.0 for i in range(8)}
+
+
+SHOP = """
+id = 'visit'
+time = 'shown_at'
+propensity = 'p'
+action = {column = 'banner', kind = 'category'}
+reward_range = [0, 1]
+outcomes = {id = 'of_visit', reward = 'clicks', time = 'at'}
+
+[observation]
+hour = {column = 'hour_of_day', kind = 'category'}
+model = {kind = 'category'}
+age = {missing = 30}
+place = {columns = ['x', 'y']}
+tags = {kind = 'category', length = 2}
+allowed = {kind = 'mask'}
+"""
+BANNERS, HOURS = ['free', 'new', 'sale'], [9, 14, 22]
+
+
+def shop(folder):
+    """Joins two CSV files, and exports a policy with the data's vocabularies: its action is the hour's place."""
+    lines, clicks = ['visit,shown_at,hour_of_day,model,age,x,y,tags,allowed,banner,p'], ['of_visit,at,clicks']
+    for i in range(6):
+        of = BANNERS[i % 3]
+        lines.append(f'v{i},{1000 + i},{HOURS[i % 3]},{("14", "m2")[i % 2]},{20 + i},1,2,{i} 3,{of} new,{of},0.5')
+        clicks.append(f'v{i},{1001 + i},{i % 2}')
+    (folder / 'decisions.csv').write_text('\n'.join(lines) + '\n')
+    (folder / 'clicks.csv').write_text('\n'.join(clicks) + '\n')
+    (folder / 'map.toml').write_text(SHOP)
+    data = join(folder, 'first', [folder / 'decisions.csv'], [folder / 'clicks.csv'])
+    module = tf.Module()
+    inputs = {'hour': [None], 'model': [None], 'age': [None], 'place': [None, 2], 'tags': [None, 2]}
+    floats = {'age', 'place'}
+    specs = [
+        tf.TensorSpec(shape, tf.float32 if name in floats else tf.int64, f'observation_{name}')
+        for name, shape in inputs.items()
+    ]
+    specs.append(tf.TensorSpec([None, 3], tf.int8, 'observation_allowed'))
+    module.act = tf.function(lambda hour, *others: {'action': tf.maximum(hour - 1, 0)}, specs)
+    # The signature of a distribution says that its probabilities are known.
+    module.distribution = tf.function(lambda *given: {'distribution_loc': module.act(*given)['action']}, specs)
+    path = folder / 'policies' / 'greedy_policy' / '1'
+    signatures = {'serving_default': module.act, 'distribution': module.distribution}
+    tf.saved_model.save(module, str(path), signatures=signatures)
+    action = {'dtype': 'int64', 'shape': [], 'minimum': 0, 'maximum': 2}
+    words = json.loads((data / 'vocabularies.json').read_text())
+    about = {'train_step': 1, 'specs': {'action': action}, 'action_mask': 'allowed', 'vocabularies': words}
+    (path / 'metadata.json').write_text(json.dumps(about))
+    return data, words
+
+
+def join(folder, output, decisions, outcomes, mapped='map.toml', **options):
+    given = {'paths': outcomes, 'settle_secs': 0.0, 'default_reward': 0.0}
+    extensions.load('import').import_logs(decisions, folder / mapped, folder / output, outcomes=given, **options)
+    return folder / output
+
+
+def test_one_map_reads_the_products_files_and_the_servers_log(tmp_path):
+    data, words = shop(tmp_path)
+    rows = [
+        {'hour': '9', 'model': '14', 'age': 20, 'place': [1, 2], 'tags': ['4', '3'], 'allowed': [1, 1, 0]},
+        {'hour': '22', 'model': 'm9', 'age': 21, 'place': [3, 4], 'tags': ['2', None], 'allowed': [0, 1, 1]},
+    ]
+    asked = {'instances': [{f'observation_{name}': value for name, value in row.items()} for row in rows]}
+    with serving(tmp_path / 'policies', tmp_path / 'log') as (rest, _, _):
+        code, answer = ask(rest, PREDICT, asked, {'Event-Id': 'w'})
+        assert (code, answer) == (200, {'predictions': [0, 2], 'texts': {'action': ['free', 'sale']}})
+        assert ask(rest, '/v1/outcomes', {'event_id': 'w-1', 'reward': 1})[0] == 200
+    logged = lines_of(tmp_path / 'log')
+    assert [(line['action'], line['observation_hour'], line['mask']) for line in logged] == [
+        ('free', '9', ['free', 'new']),
+        ('sale', '22', ['new', 'sale']),
+    ]
+    assert [(line['observation_model'], line['observation_tags']) for line in logged] == [
+        ('14', ['4', '3']),
+        ('', ['2', '']),
+    ]
+    log = [tmp_path / 'log']
+    served = join(tmp_path, 'served', log, log, vocabularies=data)
+    assert json.loads((served / 'vocabularies.json').read_text()) == words
+    assert columns.read_columns(served) == columns.read_columns(data)
+    episodes = {float(each['reward'][0]): each for each in EpisodeReader(Dataset([str(served)])).episodes()}
+    found = {name: [episodes[reward][f'observation.{name}'][0].tolist() for reward in (0, 1)] for name in rows[0]}
+    assert found == {
+        'hour': [1, 3],
+        'model': [1, 0],
+        'age': [20, 21],
+        'place': [[1, 2], [3, 4]],
+        'tags': [[5, 4], [3, 0]],
+        'allowed': [[1, 1, 0], [0, 1, 1]],
+    }
+    assert [episodes[reward]['action'][0] for reward in (0, 1)] == [0, 2]
+
+    # What cannot be read so is refused by name: a log of an older server, its places by this map and texts as integers.
+    (old,) = (tmp_path / 'log').glob('decisions-*')
+    for line, place in zip(logged, (1, 3), strict=True):
+        line['observation_hour'] = place
+    for name, lines in (('numbers', logged), ('mixed', [json.loads(old.read_text().splitlines()[0]), *logged])):
+        (tmp_path / f'{name}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+        with pytest.raises(UserError, match='got observation_hour = 1 in .*need the text that servers log'):
+            join(tmp_path, name, [tmp_path / f'{name}.jsonl'], log, vocabularies=data)
+    with pytest.raises(UserError, match=r'and .*decisions.csv, which is none; need one kind; .*--vocabularies of the'):
+        join(tmp_path, 'both', [*log, tmp_path / 'decisions.csv'], log)
+    integers = SHOP.replace("'hour_of_day', kind = 'category'", "'observation_hour', kind = 'integer', high = 24")
+    (tmp_path / 'integers.toml').write_text(integers)
+    with pytest.raises(UserError, match="got observation_hour = '9' in .*need a number; .*is kind = 'category'"):
+        join(tmp_path, 'integers', log, log, 'integers.toml')
+    # And so is one data set that lacks a vocabulary of another.
+    (served / 'vocabularies.json').write_text('{}')
+    with pytest.raises(UserError, match=r'got .*first with a vocabulary of action, and .*served without: .*need one v'):
+        metadata.vocabularies([data, served])

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from tflearn.core.errors import UserError, UserOSError, UserValueError
@@ -15,6 +15,7 @@ from tflearn.extensions.product.reward_parts import PARTS, PREFIX, WEIGHTS
 _COLUMNS = ('reward', 'propensity', 'truncated', *row_weights.NAMES)  # numbers of a step
 VERSIONS = ('version', 'propensity_version')  # that has served; of which the propensity is
 ACTIVATED = 'activated'
+HAS_OUTCOME = 'has_outcome'  # of a row whose reward is no default
 _KEYS = ('episode', 'id', 'time', 'cluster', ACTIVATED, *VERSIONS)
 _OUTCOMES = 'outcomes'
 _SEPARATOR = 'separator'
@@ -22,6 +23,8 @@ ACTION = 'action'
 PROBABILITY = 'probability'
 # The columns of a server's decisions, whose outcomes come later.
 DECISIONS: Mapping[str, Any] = {'id': 'id', 'time': 'time', 'propensity': PROBABILITY, _OUTCOMES: {}}
+_OF_SERVERS = {'id', 'time', 'model', 'version', 'arm', ACTION}  # which each line of a server's log has
+_INPUT = 'observation'  # with which the names of its inputs begin
 
 
 @checked_dataclass(frozen=True)
@@ -106,6 +109,7 @@ class ColumnMap:
       parts: of the reward, by their names.
       weights: with which they are added up to the reward; {} if it is a column.
       optional: those of the columns that no file must have.
+      is_typed: whether texts and numbers mean different things, see `tables.Columns`.
     """
 
     features: tuple[Feature, ...]
@@ -116,6 +120,7 @@ class ColumnMap:
     parts: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     optional: tuple[str, ...] = ()
+    is_typed: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -132,11 +137,56 @@ class ColumnMap:
         texts = {each.columns[0] for each in self.features if each.kind not in ('number', 'integer')}
         numeric |= {self.keys[ACTIVATED]} if ACTIVATED in self.keys else set()
         names = [name for name in self.names if name not in self.optional]
-        return tables.Columns(names, numeric, lists, texts - lists.keys(), self.optional, self.separator)
+        kinds = {each.columns[0]: self._is_text(each) for each in self.features} if self.is_typed else {}
+        return tables.Columns(names, numeric, lists, texts - lists.keys(), self.optional, self.separator, kinds)
+
+    def _is_text(self, feature: Feature) -> bool:
+        action = self.feature(ACTION)
+        of = action if action and feature.kind == 'mask' else feature
+        return of.kind == 'category'
+
+    @property
+    def masks(self) -> list[str]:
+        """The names of the parts that are lists of allowed actions."""
+        return [each.name for each in self.features if each.kind == 'mask']
 
     def feature(self, name: str) -> Feature | None:
         """Returns the part of this name."""
         return next((each for each in self.features if each.name == name), None)
+
+    def of_server(self) -> 'ColumnMap':
+        """Returns the same map of a server's log, which has names of its own for what the product's files have.
+
+        An observation is the policy's input of its name, and several columns are one with a list.
+
+        Raises:
+          ValueError: for vectors of named numbers, whose names the log does not have.
+        """
+        known = {'propensity': PROBABILITY, ACTION: ACTION, **dict.fromkeys(self.masks, 'mask')}
+        features, columns = [], dict[str, str]()
+        for each in self.features:
+            name, column = each.name, each.columns[0]
+            if each.kind == 'features':
+                raise UserValueError(
+                    f"got {name} with kind = 'features', and a server's log, which has the vector; need kind = "
+                    "'number' with its length, in a map for servers' logs"
+                )
+            if name.startswith(f'{_INPUT}.') and not column.startswith(_INPUT):
+                column = name.replace('.', '_')
+            column = known.get(name, column)
+            columns |= dict.fromkeys(each.columns, column)
+            length = len(each.columns) if len(each.columns) > 1 else each.length
+            features.append(dataclasses.replace(each, columns=(column,), length=length))
+        # Its own id and time; of the others those that are inputs, too.
+        keys = {name: columns.get(column, column) for name, column in self.keys.items() if name not in VERSIONS}
+        keys |= {name: name for name in ('id', 'time') if name in keys} | {ACTIVATED: ACTIVATED}
+        found = dataclasses.replace(self, features=tuple(features), keys=keys)
+        return dataclasses.replace(found, optional=(ACTIVATED,), is_typed=True)
+
+
+def are_of_server(names: Collection[str]) -> bool:
+    """Returns whether these are the columns of a server's log of decisions."""
+    return {*names} >= _OF_SERVERS and any(name.startswith(_INPUT) for name in names)
 
 
 def read_map(path: pathlib.Path, given: Mapping[str, Any] = types.MappingProxyType({})) -> ColumnMap:
@@ -171,7 +221,7 @@ def parse_map(given: Mapping[str, Any], folder: pathlib.Path = pathlib.Path()) -
         }
     found = ColumnMap(features, keys, given.get(_OUTCOMES, {}), stated, separator, of_reward, weights)
     action = found.feature(ACTION)
-    masks = [each.name for each in found.features if each.kind == 'mask']
+    masks = found.masks
     if action is None or action.kind == 'mask' or (masks and action.kind == 'number'):
         raise UserValueError(
             f'got an action of another kind, with the masks {masks}; need a category or an integer beside masks'

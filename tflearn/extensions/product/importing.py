@@ -8,9 +8,10 @@ from typing import Any
 from tflearn.core import preflight
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.product import log_files, reward_parts, tables
-from tflearn.extensions.product.column_map import DECISIONS, PROBABILITY, read_map
+from tflearn.extensions.product.column_map import DECISIONS, PROBABILITY, are_of_server, read_map
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.outcomes import options_of
+from tflearn.extensions.serving.decision_files import begun_at
 
 
 def import_logs(
@@ -37,9 +38,12 @@ def import_logs(
     report, joined = Report(**options), None
     mapped = read_map(column_map, {} if outcomes is None else DECISIONS)
     files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
+    names = dict(zip(files, tables.names_of(files, tables.Columns((), separator=mapped.separator)), strict=True))
+    if is_served := _are_of_server(names):
+        mapped = mapped.of_server()
     if outcomes is not None:
         propensity = mapped.feature('propensity')
-        if propensity and propensity.columns == (PROBABILITY,) and not tables.have_column(files, PROBABILITY):
+        if propensity and propensity.columns == (PROBABILITY,) and not _have(names, PROBABILITY):
             mapped = dataclasses.replace(mapped, features=tuple(each for each in mapped.features if each != propensity))
             report.warnings.append(
                 f'no decision has a {PROBABILITY!r}, and the column map names no `propensity`: such data train a '
@@ -47,7 +51,9 @@ def import_logs(
             )
         found = log_files.find(outcomes['paths'], 'outcomes')
         of_reward = {'parts': mapped.parts, 'weights': mapped.weights}
-        joined = options_of(mapped.outcomes, **{**outcomes, **of_reward, 'paths': found})
+        # What was reported to a server has its names too.
+        of = {} if is_served and all(begun_at(path.name, 'outcomes') for path in found) else mapped.outcomes
+        joined = options_of(of, **{**outcomes, **of_reward, 'paths': found})
         if joined.weigh_delays and 'episode' in mapped.keys:
             raise UserValueError('got --weigh_delays with an `episode` in the column map; need decisions one by one')
         mapped = dataclasses.replace(mapped, features=tuple(each for each in mapped.features if each.name != 'reward'))
@@ -65,3 +71,23 @@ def import_logs(
 
     log_import.run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
+
+
+def _have(names: Mapping[pathlib.Path, Sequence[str]], column: str) -> bool:
+    """Returns whether one of the files, whose columns are `names`, has a column."""
+    return any(column in (*names[path], *log_files.partitions(path)) for path in names)
+
+
+def _are_of_server(names: Mapping[pathlib.Path, Sequence[str]]) -> bool:
+    """Returns whether files are a server's log; raises ValueError if only some are, or if it was made CSV."""
+    served = [path for path in names if are_of_server(names[path])]
+    if served and (others := [path for path in names if names[path] and path not in served]):
+        raise UserValueError(
+            f"got {served[0]}, a server's log, and {others[0]}, which is none; need one kind; read them one after the "
+            'other, the second with --vocabularies of the first'
+        )
+    if as_csv := [path for path in served if log_files.format_of(path) == 'csv']:
+        raise UserValueError(
+            f"got {as_csv[0]}, a server's log as CSV, where a number and its text are one; need the server's own files"
+        )
+    return bool(served)

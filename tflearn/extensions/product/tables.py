@@ -30,6 +30,11 @@ with extras.needed_by('tflearn data import'):
 
 _BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 1 << 15
 _SHOWN = 60  # characters of a value
+_NEED_TEXTS = (
+    'the text that servers log for a policy with a vocabulary (older ones logged the number of its place, and what has '
+    "no vocabulary is a number: kind = 'integer' takes these)"
+)
+_NEED_NUMBERS = "a number; what the policy knows by texts is kind = 'category'"
 NOT_ACTIVATED = 'decisions that were never activated'  # what was not shown is no evidence
 
 Array = Any  # a pyarrow.Array
@@ -67,6 +72,7 @@ class Columns:
       categories: those of them whose values repeat: of Parquet each different one is read once.
       optional: more columns, which no file must have.
       separator: what stands between the cells of CSV; None takes the one of the first line.
+      are_texts: of columns where a text means another thing than a number which one it has to be.
     """
 
     names: Sequence[str]
@@ -75,6 +81,7 @@ class Columns:
     categories: Collection[str] = ()
     optional: Sequence[str] = ()
     separator: str | None = None
+    are_texts: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return itertools.chain(self.names, self.optional)
@@ -138,18 +145,13 @@ def _complete(block: Block, columns: Columns, names: Collection[str], of_directo
     for name in columns:
         if name in block.columns and (name in names or name not in of_directory):
             array = _plain(block.columns[name], name, columns.lists.get(name, 0), block)
+            _check_kind(array, name, columns.are_texts.get(name), block)
         else:
             array = pa.repeat(pa.scalar(of_directory.get(name), pa.string()), num_rows)
         block.columns[name] = array
         # A later row of JSON may have a column that those before do not have.
         if name in columns.names and {name}.isdisjoint([*names, *of_directory]) and array.null_count == num_rows:
             block.absent.append(name)
-
-
-def have_column(paths: Sequence[pathlib.Path], name: str) -> bool:
-    """Returns whether one of the files has a column."""
-    found = names_of(paths, Columns((), optional=[name]))
-    return any(name in each for each in [*found, *map(log_files.partitions, paths)])
 
 
 def num_rows(path: pathlib.Path) -> int:
@@ -347,8 +349,16 @@ def _json_block(data: bytes, number: int, count: int, columns: Columns) -> Block
         elif value:
             rows.append(row)
             found.append(value)
-    arrays = {name: _json_array([value.get(name) for value in found]) for name in names}
-    return Block(arrays, np.array(rows, np.int64), lost=lost)
+    block = Block({}, np.array(rows, np.int64), lost=lost)
+    for name in names:
+        values = [value.get(name) for value in found]
+        if columns.are_texts.get(name):  # before numbers among texts are texts too
+            for i, value in enumerate(values):
+                flat = value if isinstance(value, list) else [value]
+                if not all(each is None or isinstance(each, str) for each in flat):
+                    block.bad[i], values[i] = (f'{name} = {value!r:.{_SHOWN}}', _NEED_TEXTS), None
+        block.columns[name] = _json_array(values)
+    return block
 
 
 def _open_vw(
@@ -428,6 +438,17 @@ def _plain(array: Array, name: str, levels: int, block: Block) -> Array:
     for i in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
         block.bad.setdefault(i, (f'{name} = {shown(array, i)}', need))
     return pa.nulls(len(array), pa.string())
+
+
+def _check_kind(array: Array, name: str, is_text: bool | None, block: Block) -> None:
+    """Marks all rows of a column that has texts where numbers are needed, or the other way round."""
+    kind = array.type
+    while hasattr(kind, 'value_type'):
+        kind = kind.value_type
+    if is_text is None or pa.types.is_null(kind) or pa.types.is_string(kind) == is_text:
+        return
+    for i in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        block.bad.setdefault(i, (f'{name} = {shown(array, i)}', _NEED_TEXTS if is_text else _NEED_NUMBERS))
 
 
 def _is_binary(kind: Any) -> bool:

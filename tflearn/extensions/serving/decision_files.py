@@ -53,7 +53,7 @@ RequestOf = tuple[str, int, float, str, bool]
 
 class Decisions(NamedTuple):
     """The decisions of some requests, row after row;
-    `probabilities` and `mask` are empty where they are unknown.
+    `probabilities` and `mask` are empty where they are unknown, names where actions have none.
     """
 
     requests: list[RequestOf]
@@ -63,6 +63,7 @@ class Decisions(NamedTuple):
     actions: Packed
     probabilities: list[float] | None
     mask: Packed
+    names_of_actions: list[str]
 
 
 @checked_dataclass(frozen=True)
@@ -386,6 +387,8 @@ def lines_of(options: DecisionLogOptions, decisions: Decisions) -> Iterator[byte
     shown['probability'] = decisions.probabilities or itertools.repeat(None)
     for packed in decisions.mask.values():
         shown['mask'] = [np.flatnonzero(row).tolist() for row in _array(packed)]
+        if names := decisions.names_of_actions:
+            shown['mask'] = [[names[i] for i in row] for row in shown['mask']]
     head = {'model': decisions.model, 'version': decisions.version}
     values = zip(*shown.values(), strict=False)
     for request_id, rows, at, arm, is_deferred in decisions.requests:

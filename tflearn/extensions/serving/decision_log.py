@@ -22,6 +22,7 @@ import operator
 import pathlib
 import threading
 import time
+import types
 import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class _Waiting(NamedTuple):
     mask: str
     inputs: Arrays
     outputs: Arrays
+    texts: Arrays
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -132,6 +134,7 @@ class DecisionLog:
         event_id: str = '',
         arm: str = '',
         is_deferred: bool = False,
+        texts: Arrays = types.MappingProxyType({}),
     ) -> str:
         """Logs the decisions of one request; never waits.
         Like `record_outcomes` it is called on one thread.
@@ -145,6 +148,7 @@ class DecisionLog:
           event_id: the request's id, if the caller gave one.
           arm: the caller's arm of an experiment, else the version's state.
           is_deferred: whether the decisions count only once an outcome says that they were shown.
+          texts: see `ServedVersion.texts`.
 
         Returns:
           The request's id, see `decision_files.ids`.
@@ -157,7 +161,7 @@ class DecisionLog:
         size = sum(array.nbytes for array in inputs.values())
         request = event_id, rows, time.time(), arm, is_deferred
         if self._takes(size):
-            self._waiting.append(_Waiting(size, request, model, version, mask, inputs, outputs))
+            self._waiting.append(_Waiting(size, request, model, version, mask, inputs, outputs, texts))
         else:
             self._count('decisions', 'dropped', rows)
         return event_id
@@ -309,7 +313,17 @@ def _packed(entries: list[_Waiting]) -> Decisions:
     probabilities = outputs.pop(PROBABILITY).tolist() if PROBABILITY in outputs else None
     mask: Packed = _pack({'mask': inputs[first.mask] != 0}) if first.mask in inputs else {}
     requests = [entry.request for entry in entries]
-    return Decisions(requests, first.model, first.version, _pack(inputs), _pack(outputs), probabilities, mask)
+    actions = [text.decode() for text in first.texts.get('action', ())] if mask else []
+    # Texts, which mean the same to whoever reads the log: numbers do so with the policy's vocabulary alone.
+    inputs |= {name: _texts_of(inputs[name], texts) for name, texts in first.texts.items() if name in inputs}
+    if 'action' in first.texts:
+        outputs = {name: _texts_of(array, first.texts['action']) for name, array in outputs.items()}
+    return Decisions(requests, first.model, first.version, _pack(inputs), _pack(outputs), probabilities, mask, actions)
+
+
+def _texts_of(numbers: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    is_known = (numbers >= 0) & (numbers < len(texts))
+    return np.where(is_known, texts[np.where(is_known, numbers, 0)], b'').astype(np.object_)
 
 
 def _pack(arrays: Arrays) -> Packed:

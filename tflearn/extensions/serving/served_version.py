@@ -108,11 +108,13 @@ class Meaning(NamedTuple):
 
     Attributes:
       numbers: those of a category's texts; all others are 0.
+      texts: the texts by their numbers; '' is none.
       missing: the number of a null; None if there is none.
       are_numbers: whether a text of `numbers` is a number itself, such as that of an hour.
     """
 
     numbers: Mapping[str, int] = types.MappingProxyType({})
+    texts: Sequence[str] = ()
     missing: float | None = None
     are_numbers: bool = False
 
@@ -265,6 +267,8 @@ class ServedVersion:
       signature_defs: TensorFlow's `SignatureDef` messages, by name, for clients.
       vocabularies: the values of the categories that the policy was trained on, by the categories'
         names.
+      texts: by the names of inputs and of 'action' what the decision log has for each number: the
+        categories' texts, in UTF-8.
     """
 
     def __init__(
@@ -300,6 +304,12 @@ class ServedVersion:
             for name, function in model.signatures.items()
         }
         default = self.signatures.get(signatures.DEFAULT)
+        inputs = default.inputs if default else {}
+        self.texts = {
+            name: np.array([word.encode() for word in meaning.texts], np.object_)
+            for name, meaning in meanings.items()
+            if meaning.texts and (name == 'action' or (name in inputs and inputs[name].dtype.is_integer))
+        }
         if default and (unknown := sorted({*hidden} - {*default.inputs})):
             raise UserValueError(
                 f'got {", ".join(unknown)} for --decision_log_omit or --decision_log_hash; need inputs of the policy, '
@@ -327,8 +337,9 @@ def _meanings(vocabularies: Mapping[str, Sequence[str]], missing: Mapping[str, f
     """
     found = {name: Meaning(missing=number) for name, number in missing.items()}
     for name, words in vocabularies.items():
-        numbers = {word: number for number, word in enumerate(words, 1)}
-        found[name] = Meaning(numbers, 0, any(map(str.isdecimal, words)))
+        texts = [*words] if name == 'action' else ['', *words]
+        numbers = {word: number for number, word in enumerate(texts) if word}
+        found[name] = Meaning(numbers, texts, 0, any(map(str.isdecimal, words)))
     return {next(each for each, _ in signatures.flat({name: None})): meaning for name, meaning in found.items()}
 
 

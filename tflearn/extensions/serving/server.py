@@ -332,7 +332,8 @@ class PolicyServer:
                 raise InvalidRequest(f'got {DEFER}={deferred!a:.100}; need true or false')
             is_deferred, rows = deferred == 'true', len(next(iter(outputs.values())))
             mask = model.chooser.mask
-            event_id = self._log.record(name, model.version, arrays, outputs, mask, event_id, arm, is_deferred)
+            given = name, model.version, arrays, outputs, mask, event_id, arm, is_deferred, model.texts
+            event_id = self._log.record(*given)
             self._trials.decided(holder, model.version, event_id, rows, key, is_deferred, is_slot)
             self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key not in (PROBABILITY, POLICY_ACTION)}

@@ -313,9 +313,8 @@ class Trials:
         try:
             signature = version.decisions or version.signature(signatures.DEFAULT)
             outputs = await requests.run(signature, inputs)
-            self._log.record(
-                holder.name, version.version, inputs, outputs, version.chooser.mask, event_id, states.SHADOW
-            )
+            given = holder.name, version.version, inputs, outputs, version.chooser.mask, event_id, states.SHADOW
+            self._log.record(*given, texts=version.texts)
         except Exception as error:  # the request itself was answered
             self._count('shadows', 'failed', rows)
             side_tasks.record_failure(f'ask the shadow of {holder.name}', error)
