@@ -204,13 +204,18 @@ def test_texts_and_nulls_are_what_they_were_in_the_log(tmp_path):
         assert (code, answer['outputs']['country'], answer['outputs']['age']) == (200, [2, 0, 0], [-0.5, 34, 1.5])
         code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [row('de', 'old', ['cup', 'lid'])]})
         assert (code, answer) == (400, {'error': 'got a text in observation_age; need float32'})
-        for seen in ([12, 1], [1, None]):
+        for seen in ([12, 1], [12, None]):
             code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [row('de', 1, seen)]})
-            assert code == 400 and 'got a number in observation_seen, a category whose texts are' in answer['error']
-            assert answer['error'].endswith('need the text: "12", "cup", "pot"')
+            assert code == 400 and 'got 12 in observation_seen, a category whose texts are' in answer['error']
+            assert answer['error'].endswith('need a text, such as "12", "cup", "pot"')
         flags = [row(flag, 1, ['cup', 'lid']) for flag in (True, False)]
         code, answer = ask(served.port, f'/v1/models/{NAME}:predict', {'instances': flags})
         assert (code, [each['country'] for each in answer['predictions']]) == (200, [3, 0])
+        # A column of true and false was one of 1 and 0, by itself and beside numbers and nulls.
+        for given, ages in (([True, False], [1, 0]), ([True, 7.5], [1, 7.5]), ([None, True], [-0.5, 1])):
+            ask_for = {'instances': [row('de', age, ['cup', 'lid']) for age in given]}
+            code, answer = ask(served.port, f'/v1/models/{NAME}:predict', ask_for)
+            assert (code, [each['age'] for each in answer['predictions']]) == (200, ages)
 
 
 def test_labels_name_versions(tmp_path):
@@ -243,9 +248,8 @@ REFUSED = [
     (400, NAME, {'instances': [[1, 2], [3]]}, 'got instances with lists of several sizes; need a tensor'),
     (400, NAME, {'instances': [[1, 0, 0]]}, 'got observation of shape [1, 3]; need [any, 4]'),
     (400, NAME, {'instances': [['a'] * 4]}, 'got a text in observation; need float32'),
-    (400, NAME, {'instances': [[True] * 4]}, 'got observation of bool; need float32'),
     (400, NAME, {'instances': [[1, None, 0, 0]]}, 'got null in observation; need float32'),
-    (400, NAME, {'instances': [[1, None, True, 0]]}, 'got instances with NoneType, bool, int; need numbers'),
+    (400, NAME, {'instances': [[1, None, 'a', 0]]}, 'got instances with NoneType, int, str; need numbers'),
     (400, NAME, {'instances': [None]}, 'got observation of shape [1]; need [any, 4]'),
     (400, 'several', {'inputs': [None], 'signature_name': 'length'}, 'got null in image; need string'),
     (400, NAME, {'instances': [[10**30, 0, 0, 0]]}, 'got instances with a number that is too large'),

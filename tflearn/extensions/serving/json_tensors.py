@@ -16,8 +16,8 @@ from tflearn.net import http_messages, json_arrays
 
 _MAX_LISTS = 1 << 17
 
-# Those of JSON for each of a dtype.
-_KINDS = {'i': 'iu', 'u': 'iu', 'f': 'iuf', 'V': 'iuf', 'b': 'b', 'O': 'O'}
+# Those of JSON for each of a dtype; true and false are 1 and 0, as in logs.
+_KINDS = {'i': 'iub', 'u': 'iub', 'f': 'iufb', 'V': 'iufb', 'b': 'b', 'O': 'O'}
 
 
 class PredictJson(NamedTuple):
@@ -83,16 +83,14 @@ def to_array(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning | 
       meaning: what texts and nulls are, where the dtype is one of numbers.
     """
     wanted, meaning = np.dtype(dtype.as_numpy_dtype), meaning or Meaning()
-    if (
-        meaning.are_numbers
-        and dtype.is_integer
-        and any(type(value) in (int, float) for value in values.ravel().tolist())
-    ):
-        known = ', '.join(json.dumps(text) for text in itertools.islice(meaning.numbers, 3))
-        raise InvalidRequest(
-            f'got a number in {name}, a category whose texts are numbers, so 1 may be the text or its place in the '
-            f'vocabulary; need the text: {known}'
-        )
+    if meaning.are_numbers and dtype.is_integer:
+        for value in values.ravel().tolist():
+            if type(value) in (int, float):
+                known = ', '.join(json.dumps(text) for text in itertools.islice(meaning.numbers, 3))
+                raise InvalidRequest(
+                    f'got {value} in {name}, a category whose texts are numbers, so it may be the text or its place in '
+                    f'the vocabulary; need a text, such as {known}'
+                )
     if values.dtype.kind in 'Ob' and (wanted.kind not in 'Ob' or None in values.ravel().tolist()):
         values = _understood(name, values, dtype, meaning)
     if values.size and values.dtype.kind not in _KINDS[wanted.kind]:
@@ -167,7 +165,7 @@ def _tensor(name: str, value: Any) -> np.ndarray:
     if kinds and known <= {str, dict}:
         texts = [each if each is None else _bytes(name, each) for each in values]
         return np.array(texts, np.object_).reshape(shape)
-    if known < kinds and known <= {int, float}:
+    if known <= {bool, int, float} and (known < kinds or {bool} < known):
         return np.array(values, np.object_).reshape(shape)
     return json_arrays.to_array(name, values, shape, kinds)
 
