@@ -220,7 +220,9 @@ def _distribution_function(policy: Any) -> Any:
     try:
         outputs = function.get_concrete_function().structured_outputs
     except Exception as error:  # Many policies have none, and raise various errors; the export does not need it.
-        logging.info('the policy is exported without its distribution: %s', str(error).partition('\n')[0])
+        # Nobody has to know of those that say so, such as TF-Agents' greedy ones.
+        level = logging.DEBUG if isinstance(error, NotImplementedError) else logging.INFO
+        logging.log(level, 'the policy is exported without its distribution: %s', str(error).partition('\n')[0])
         return None
     return function if tf.nest.flatten(outputs['distribution']) else None
 
