@@ -63,7 +63,9 @@ class BlockChecks:
             wrong = wrong | (known & ~((values >= low) & (values <= high) & (values == np.floor(values))))
             wrong |= np.abs(values) > table_values.EXACT
         self.mark(rows[wrong], column, need)
-        if feature.missing is None:
+        if feature.name == 'propensity':  # whose stand-in would be invented
+            self.mark(rows[missing], column, 'the probability; leave rows without one out')
+        elif feature.missing is None:
             self.mark(rows[missing], column, f'{need}, or `missing` in the column map')
         elif self._report.found('missing', feature.name, int(np.count_nonzero(missing))):
             self.mark(rows[missing], column, 'a value that is not missing, by --refuse')

@@ -31,7 +31,7 @@ from tflearn.extensions.product.column_map import ACTION, ACTIVATED, ColumnMap
 from tflearn.extensions.product.log_end import latest
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.log_rows import RowEncoder
-from tflearn.extensions.product.outcomes import OPEN, OutcomeOptions, Outcomes
+from tflearn.extensions.product.outcomes import OutcomeOptions, Outcomes
 from tflearn.extensions.product.reward_ranges import RewardRanges
 from tflearn.files.run_dir import read_json, write_json
 
@@ -103,13 +103,11 @@ def run(
                 rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
             report.actions, ranges = ActionTable(encoder.actions), RewardRanges(mapped, labels)
             known = _counted(_by_knowledge(map(ranges.checked, rows)), report.actions)
+            known = joined.counted(known) if outcomes else known
             for name, records in _ahead(_records(writer('').encoder, known, keys)):
                 writer(name).write_records(records)
         if not writer('').num_episodes:
-            waiting = ''
-            if outcomes and report.counts[OPEN]:
-                at, what = joined.end()
-                waiting = f' ({report.counts[OPEN]} {OPEN}: wait, or give --until; the log ends at {at:.0f}, {what})'
+            waiting = joined.waiting() if outcomes else ''
             raise UserValueError(f'got no complete episode in {", ".join(map(str, paths))}{waiting}; need at least one')
         if outcomes:
             report.warnings += joined.warnings()
@@ -117,6 +115,8 @@ def run(
         report.counts.update(episodes=writer('').num_episodes, steps=writer('').num_steps)
         if (begun / UNKNOWN).exists():
             report.counts['episodes with unknown rewards'] = writer(UNKNOWN).num_episodes
+        if outcomes:
+            joined.add_sums(writer(UNKNOWN).num_steps if (begun / UNKNOWN).exists() else 0)
         _write_facts(begun, paths, mapped, words, report, weighs)
 
 
@@ -277,7 +277,8 @@ class _Order:
             self._mark(rows, 1 + np.flatnonzero(differs), *_WEIGHTS)
         if rows['bad'].any():
             left_out = np.unique(rows['key'][rows['bad']])
-            self.report.counts['episodes left out'] += len(left_out)
+            if 'episode' in self.keys:  # else each row is one, and is counted already
+                self.report.counts['episodes left out'] += len(left_out)
             rows = rows[~np.isin(rows['key'], left_out)]
         return rows
 

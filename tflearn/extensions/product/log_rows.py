@@ -12,7 +12,7 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.extensions.product import reward_parts, row_weights, table_values, tables
 from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE, BlockChecks
-from tflearn.extensions.product.column_map import ACTION, ACTIVATED, VERSIONS, ColumnMap, Feature
+from tflearn.extensions.product.column_map import ACTION, ACTIVATED, HAS_OUTCOME, VERSIONS, ColumnMap, Feature
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.reward_parts import LARGEST, PREFIX
 
@@ -54,7 +54,7 @@ class RowEncoder:
                 raise UserValueError(f'got {each.name} of {shape} numbers; need at most {_MAX_NUMBERS}; hash them')
             fields.append((each.name, 'f8' if each.name in row_weights.NAMES else kind, shape))
         if not column_map.feature('reward'):  # outcomes have it, or the parts
-            fields.append(('reward', 'f4'))
+            fields += [('reward', 'f4'), (HAS_OUTCOME, '?')]
         known = {name for name, *_ in fields}
         fields += [(of.name, 'f4') for of in column_map.parts.values() if of.name not in known]
         self.dtype = np.dtype(fields)

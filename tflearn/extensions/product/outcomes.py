@@ -20,7 +20,7 @@ from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_datac
 from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
 from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE, BlockChecks
 from tflearn.extensions.product.clocks import Clocks
-from tflearn.extensions.product.column_map import ACTION, ACTIVATED, Feature
+from tflearn.extensions.product.column_map import ACTION, ACTIVATED, HAS_OUTCOME, Feature
 from tflearn.extensions.product.delays import Delays
 from tflearn.extensions.product.log_end import LogEnd, latest
 from tflearn.extensions.product.log_report import Report
@@ -28,6 +28,15 @@ from tflearn.extensions.product.reward_parts import LARGEST
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
 _UNKNOWN = 'decisions with a wrong outcome'
+_OUTAGE, _OLD, _WITHOUT = 'decisions in an outage', 'decisions that are too old', 'decisions without an outcome'
+_KINDS = _IN_WINDOW, _EARLY, _LATE, _ALONE, _AFTER, _OF_NONE = (
+    'outcomes in their window',
+    'outcomes before their decision',
+    'late outcomes',
+    'outcomes that only activate',
+    'outcomes after --until',
+    'outcomes without a decision',
+)
 _WEIGHED = 'decisions whose window is open, with weights'
 _Counts = collections.Counter[str]
 _PARTS = 20  # of the time, whose shares of decisions with outcomes are compared
@@ -191,10 +200,18 @@ class Outcomes:
         at, what = self._end.find()
         return at - self._options.settle_secs, f'{self._options.settle_secs:g} s before {what}'
 
+    def waiting(self) -> str:
+        """Returns how many windows are open, why, and what to do; '' if none is."""
+        (at, what), count = self.end(), self._report.counts[OPEN]
+        need = 'wait, or give a shorter --window_secs, or --until=TIME if all outcomes until then are in the files'
+        return f' ({count} {OPEN}: {need}; the log ends at {at:.0f}, {what})' if count else ''
+
     def _counted(self, rows: np.ndarray, counts: _Counts) -> np.ndarray:
         """Returns the outcomes that count, by id and time: each once, in whatever order the files have them."""
         if self._options.until is not None or self._options.weigh_delays:
-            rows = rows[rows['time'] <= self.end()[0]]
+            is_in = rows['time'] <= self.end()[0]
+            counts[_AFTER] += int(np.count_nonzero(~is_in))
+            rows = rows[is_in]
         rows = rows[np.argsort(rows['id'], kind='stable')]
         again = rows['id'][1:] == rows['id'][:-1]
         if again.any():  # else that order is the one of all
@@ -231,6 +248,7 @@ class Outcomes:
         Marks the decisions that outcomes activate.
         """
         decisions[ACTIVATED] |= self._activated(decisions, outcomes[outcomes['activates']])
+        counts[_ALONE] += int(np.count_nonzero(outcomes['is_alone']))
         outcomes = self._counted(outcomes[~outcomes['is_alone']], counts)
         ids = np.append(outcomes['id'], np.uint64(0))
         begins = np.searchsorted(ids[:-1], decisions['id'])
@@ -241,13 +259,13 @@ class Outcomes:
         places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + begins[of]
         joined = np.zeros(len(outcomes), bool)
         joined[places] = True
-        counts['outcomes without a decision'] += int(np.count_nonzero(~joined))
+        counts[_OF_NONE] += int(np.count_nonzero(~joined & ~np.isnan(outcomes['reward'])))
         window = math.inf if self._options.window_secs is None else self._options.window_secs
         found, decided = outcomes[places], decisions['time'][of]
         late, wrong = found['time'] > decided + window, np.isnan(found['reward'])
         early = (found['time'] < decided) & ~wrong
-        counts['late outcomes'] += int(np.count_nonzero(late))
-        counts['outcomes before their decision'] += int(np.count_nonzero(early))
+        for kind, which in ((_LATE, late), (_EARLY, early), (_IN_WINDOW, ~(late | wrong | early))):
+            counts[kind] += len(np.unique(places[which]))  # once, also for decisions of one id
         delays, files = found['time'] - decided, decisions['row'][of] // ROWS_OF_A_FILE
         self._clocks.add(found['file'][~wrong], files[~wrong], delays[~wrong], window)
         unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
@@ -285,15 +303,42 @@ class Outcomes:
         others = int(np.count_nonzero(found['reward'].astype(kept.dtype) != kept))
         if others and options.combine != 'sum':
             counts['outcomes with another reward than the one that counts'] += others
-        without = (np.bincount(of, minlength=len(decisions)) == 0) & ~unknown & ~decisions['bad']
-        counts['decisions without an outcome'] += int(np.count_nonzero(without & decisions[ACTIVATED]))
+        decisions[HAS_OUTCOME][of] = True
+        without = ~decisions[HAS_OUTCOME] & ~unknown & ~decisions['bad']
         decisions['reward'][without] = options.default_reward or 0.0
         is_open = self._leave_out(decisions, without, unknown, counts)
         self._mark_unknown(decisions, unknown & ~decisions['bad'])
         self._count_shares(decisions, until, without, ~is_open)
         if options.default_reward is None:
+            counts[_WITHOUT] += int(np.count_nonzero(without & ~decisions['bad']))
             decisions['bad'] |= without
         return decisions
+
+    def counted(self, known: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the rows of known rewards, by '', and all others; counts the first by whether they have an outcome."""
+        counts = self._report.counts
+        for name, rows in known:
+            if not name:
+                found = int(np.count_nonzero(rows[HAS_OUTCOME]))
+                counts['decisions with an outcome'] += found
+                counts[_WITHOUT] += len(rows) - found
+            yield name, rows
+
+    def add_sums(self, num_unknown: int) -> None:
+        """Adds what became of all decisions and outcomes, of which so many have a reward that is not known."""
+        report, counts = self._report, self._report.counts
+        found = {'with an outcome': counts['decisions with an outcome']}
+        found['without one'] = counts['steps'] - found['with an outcome']
+        report.sums['steps'] = found
+        good = counts['rows'] - report.bad_rows.get('rows', _Counts()).total()
+        left_out = [OPEN, tables.NOT_ACTIVATED, _OUTAGE, _OLD, *([] if found['without one'] else [_WITHOUT])]
+        parts = {'steps': counts['steps'], 'steps with unknown rewards': num_unknown}
+        parts |= {name: counts[name] for name in left_out} | {'doubles': counts['duplicate: rows']}
+        if not self._options.weigh_delays:  # which repeats some
+            rest = good - sum(parts.values())
+            report.sums['rows that are good'] = {**parts, 'in sessions that are left out': rest}
+        parts = {name.removeprefix('outcomes ').removesuffix(' outcomes'): counts[name] for name in _KINDS}
+        report.sums['outcomes that are good'] = {**parts, 'doubles': counts['double outcomes']}
 
     def _leave_out(
         self, decisions: np.ndarray, without: np.ndarray, unknown: np.ndarray, counts: _Counts
@@ -323,10 +368,10 @@ class Outcomes:
             files = np.array([text in str(path) for path in self._files])
             lost = files[decisions['row'] // ROWS_OF_A_FILE] & (decisions['time'] <= end)
             lost &= decisions['time'] + (options.window_secs or 0.0) >= begin
-            leave_out(lost, 'decisions in an outage')
+            leave_out(lost, _OUTAGE)
         if options.last_secs is not None:
             old = decisions['time'] < until - options.last_secs
-            leave_out(old, 'decisions that are too old')
+            leave_out(old, _OLD)
         return is_open
 
     def _weigh(self, decisions: np.ndarray, is_open: np.ndarray, without: np.ndarray) -> np.ndarray:
