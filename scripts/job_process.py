@@ -21,7 +21,7 @@ from absl import logging
 
 from tflearn.config import job_config
 from tflearn.core import background
-from tflearn.core.errors import DEADLINE_EXIT_STATUS, TRY_AGAIN_EXIT_STATUS, UserError, UserTimeoutError
+from tflearn.core.errors import DEADLINE_EXIT_STATUS, TRY_AGAIN_EXIT_STATUS, LoggedError, UserError, UserTimeoutError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
 from tflearn.files.run_dir import display_text
@@ -106,7 +106,9 @@ def _is_for_the_user(record: standard_logging.LogRecord) -> bool:
 
 
 def _attempt(program: str, work: Callable[[threading.Event], None], stop: threading.Event) -> int:
-    """Returns the exit code of `work(stop)`; writes its error line, after a traceback unless it is a `UserError`."""
+    """Returns the exit code of `work(stop)`; writes its error line,
+    after a traceback if that is of a defect, and not in the log already.
+    """
     try:
         with background.ending_with_threads(stop):
             work(stop)
@@ -119,7 +121,7 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
             return TRY_AGAIN_EXIT_STATUS
         error = as_user_error(error)
         text = display_text(job_config.plain_message(error))
-        if not isinstance(error, UserError):
+        if not isinstance(error, UserError | LoggedError):
             logging.error('the job failed', exc_info=error)
             text = f'{type(error).__name__}: {text}'
         with contextlib.suppress(OSError):  # a full disk

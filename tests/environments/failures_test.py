@@ -1,5 +1,6 @@
 import pytest
 
+from tflearn.core.errors import LoggedError
 from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
 
 
@@ -10,7 +11,7 @@ def test_failures_in_a_row_are_limited(caplog):
     failures.add([1], 'one')
     assert failures.num_rebuilt == 3
     message = r'got 3 failures in a row of environment 0; need .*the cause: three \(its traceback is in the log\)$'
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(LoggedError, match=message):
         failures.add([0], 'three\nTraceback')
     assert caplog.messages[-1] == 'environment 0 failed (3 in a row): three\nTraceback'
     with pytest.raises(RuntimeError, match='the cause: got nan$'):  # which raised nothing

@@ -174,6 +174,9 @@ def test_a_robot_that_cannot_be_made_is_left_to_others(shared, monkeypatch):
     monkeypatch.setattr(Robot, '__init__', fail)
     play(environment, 5)
     assert environment.num_rebuilt == 2 and 'no answer' in environment.newest_failure
+    monkeypatch.setattr(Robot, 'reset', lambda self, **_: (np.zeros(7), {}))
+    with pytest.raises(ValueError, match=r'got observation of environment 0 \(Robot\) with shape \(7,\)'):
+        environment.reset()
     environment.close()
 
 

@@ -219,6 +219,11 @@ DEFECTS = {
 }
 
 
+def test_failures_that_are_in_the_log_take_one_line_and_are_no_mistakes(start):
+    code, stderr = end(start("raise errors.LoggedError('got 6 failures; fix the cause')"))
+    assert (code, stderr) == (1, 'tflearn-toy: error: got 6 failures; fix the cause\n')
+
+
 @pytest.mark.parametrize('work', DEFECTS)
 def test_other_errors_show_a_traceback(start, work):
     code, stderr = end(start(work))

@@ -16,6 +16,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.actors.episode_metrics import Episode, EpisodeMetrics
 from tflearn.actors.episode_recorder import EpisodeRecorder, OnEpisode
+from tflearn.core.errors import LoggedError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked
 from tflearn.core.types import BatchedEnvironment, EvaluationPolicy, waits_for_episodes
 from tflearn.core.waiting import LOG_EVERY_SECS, Stopped
@@ -315,7 +316,7 @@ class _Played:
             self._dropped_in_a_row += interrupted
             if self._dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
                 cause = f': {newest_failure}' if newest_failure else ' (which is in the log)'
-                raise RuntimeError(
+                raise LoggedError(
                     f'got {self._dropped_in_a_row.max()} interrupted episodes in a row of environment '
                     f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause{cause}'
                 )

@@ -49,6 +49,12 @@ class UserRuntimeError(UserError, RuntimeError):
     """A call that can no longer succeed."""
 
 
+class LoggedError(RuntimeError):
+    """Too many failures, each of which is in the log with its traceback:
+    programs add theirs to no traceback, and end with exit status 1.
+    """
+
+
 def is_temporary(error: BaseException | None) -> bool:
     """Returns whether an error, or its cause, is of the machine:
     no handles or memory, a lost disk.

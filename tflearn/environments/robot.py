@@ -78,7 +78,7 @@ def make(
         raise UserValueError(f'got turns={turns!r}; need a file in a directory that exists; make {path.parent}')
     one_robot = functools.partial(
         SharedRobot, make_one, (one.observation_space, one.action_space),
-        Turn(path), max_episode_steps, episodes_per_turn, patience_secs,
+        Turn(path), max_episode_steps, episodes_per_turn, patience_secs, name,
     )  # fmt: skip
     if num_environments > 1:
         logging.info('%s is one robot: one environment instead of %d', name, num_environments)
@@ -151,8 +151,10 @@ class SharedRobot(gymnasium.Env):
         max_episode_steps: int | None,
         episodes_per_turn: int,
         patience_secs: float,
+        error_name: str,
     ):
         """Makes no robot; see `make`."""
+        self.error_name = error_name
         self.observation_space, self.action_space = spaces
         self._make_one, self._turn = make_one, turn
         self._robot: gymnasium.Env | None = None

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.core import composition, life
-from tflearn.core.errors import UserError, UserTypeError, UserValueError
+from tflearn.core.errors import LoggedError, UserError, UserTypeError, UserValueError
 from tflearn.core.resumable import Resumable
 from tflearn.core.waiting import PeerStopped, Stopped
 from tflearn.environments import gathering, infos
@@ -121,7 +121,7 @@ class Failures:
         names = f'environment {", ".join(map(str, environments))}'
         if in_a_row > self._max_in_a_row:
             logging.error('%s failed (%d in a row): %s', names, in_a_row, cause)
-            raise RuntimeError(
+            raise LoggedError(
                 f'got {in_a_row} failures in a row of {names}; need one that can be made, reset and stepped; fix the '
                 f'cause: {self.newest}'
             )
@@ -153,9 +153,11 @@ def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
 
 
 def name_of(environment: Any) -> str:
-    """Returns what errors call an environment: its registered name, or else its class."""
-    spec = getattr(environment, 'spec', None)
-    return str(getattr(spec, 'id', None) or type(getattr(environment, 'unwrapped', environment)).__name__)
+    """Returns what errors call an environment: its registered name, or else its class,
+    unless it has an `error_name`.
+    """
+    name = getattr(environment, 'error_name', None) or getattr(getattr(environment, 'spec', None), 'id', None)
+    return str(name or type(getattr(environment, 'unwrapped', environment)).__name__)
 
 
 def origin_of(index: int, name: str) -> str:
