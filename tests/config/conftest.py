@@ -26,6 +26,9 @@ def make_agent(specs, alpha=1.0):
     'toy/agents/schedules.py': """
 def linear(start, end):
     return ('linear', start, end)
+
+def constant(value):
+    return value
 """,
     'toy/agents/broken.py': """
 import a_package_that_nobody_has

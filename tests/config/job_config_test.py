@@ -71,6 +71,8 @@ def test_the_command_line_may_import(configure):
 MISSPELT = {
     'train.num_train_stpes=1': ('train.train has no parameter', 'train.num_train_steps'),
     'train.train.num_train_stpes=1': ('train.train has no parameter', 'train.train.num_train_steps'),
+    'dqn.make_agent.num_train_steps=1': ('dqn.make_agent has no parameter', 'train.train.num_train_steps'),
+    'constant.num_train_steps=1': ("no import provides 'constant'; need", 'train.num_train_steps'),
     'trian.num_train_steps=1': ("no import provides 'trian'", 'train.num_train_steps'),
     'train.trian.num_train_steps=1': ("toy.jobs.train has no 'trian'", 'train.train.num_train_steps'),
     'epsilon/schedules.linear.strat=1': ('schedules.linear has no parameter', 'epsilon/schedules.linear.start'),

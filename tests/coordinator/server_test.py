@@ -141,11 +141,13 @@ def test_a_token_is_asked_for(tmp_path, coordinating, reader_of):
         ({'Prefer': 'wait=soon'}, 404, ''),
     ],
 )
-def test_other_requests_are_answered(ending, request_, status, words):
+def test_other_requests_are_answered(ending, request_, status, words, caplog):
     server = ending.enter_context(contextlib.closing(CoordinatorServer(ServerOptions(max_request_bytes=2_000_000))))
     server.state.register('train', 0, '', {'all': {}}, Claim(1, 'me'), False)
     found, body = asked(server, **request_)
     assert found == status and words in body.decode()
+    if status == 412:
+        assert 'WARNING' not in {each.levelname for each in caplog.records}, 'a job registers again by itself'
     assert asked(server, '/v1/status')[0] == 200
 
 

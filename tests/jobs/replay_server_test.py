@@ -68,7 +68,7 @@ def test_a_last_save_that_takes_too_long_is_not_begun(saver, tmp_path, caplog):
     assert _names(tmp_path) == ['00000002', '00000003']
 
 
-def test_its_status_counts_what_came_after_its_last_poll(small_run, monkeypatch):
+def test_its_status_counts_what_came_after_its_last_poll(small_run, monkeypatch, caplog):
     """A run may begin and end between two polls."""
     wants_save = replay_server.wants_save
 
@@ -81,6 +81,7 @@ def test_its_status_counts_what_came_after_its_last_poll(small_run, monkeypatch)
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=20).join()
     assert small_run.status('replay_server')['inserts'] == 0
+    assert 'there is no checkpoint of the replay yet: it begins empty' in caplog.text
     replay.stop.set()
     replay.join()
     status = small_run.status('replay_server')

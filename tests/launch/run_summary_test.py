@@ -1,5 +1,6 @@
 """The summary that is printed at the end of a run."""
 
+import pathlib
 import sys
 
 import pytest
@@ -25,7 +26,8 @@ def here(tmp_path, monkeypatch):
     return RunDir('runs/my run')
 
 
-def test_done_lines_can_be_pasted(here):
+def test_done_lines_can_be_pasted(here, monkeypatch):
+    monkeypatch.setattr(sys, 'executable', str(pathlib.Path.cwd() / '.venv' / 'bin' / 'python'))
     assert reports.done_lines(here, DONE) == [
         f'The run is done: {RESULT}.',
         "  learning curve   'runs/my run/learning_curve.png'",

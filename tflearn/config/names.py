@@ -105,7 +105,8 @@ def resolve(statements: Statements, jobs: Iterable[Configurable]) -> list[tuple[
                     mine = [item for item in binding.imports if item.name == first]
                     use.target = _find(mine[-1], use.selector) if mine else None
                 if use.target is None:
-                    advice = _provider(first, binding.imports, statements.imports, binding.place == FLAG)
+                    parameter = binding.parameter if use is binding else ''
+                    advice = _provider(first, parameter, binding.imports, statements.imports, binding.place == FLAG)
                     raise UnknownNameError(f'no import provides {first!r}{advice}')
                 known.add(use.target)
             except UnknownNameError as error:
@@ -114,7 +115,9 @@ def resolve(statements: Statements, jobs: Iterable[Configurable]) -> list[tuple[
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Returns the candidate that is most like `name`."""
+    """Returns the candidate that is most like `name`: one of those that end with the same parameter, if any does."""
+    candidates = list(candidates)
+    candidates = [each for each in candidates if each.rpartition('.')[2] == name.rpartition('.')[2]] or candidates
     return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), 1, cutoff=0.0)), 'none')
 
 
@@ -164,10 +167,11 @@ def _find(item: Import, selector: str) -> Configurable:
     return Configurable(value, module.__name__, '.'.join(attributes))
 
 
-def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_flag: bool) -> str:
+def _provider(first: str, parameter: str, mine: Iterable[Import], imports: Sequence[Import], is_flag: bool) -> str:
     """Returns what would provide the first part of a name, in brackets; '' if nothing does.
 
     Args:
+      parameter: what is bound of it; '' if it is a value.
       mine: the imports that the place of the name has.
       imports: those of all files of the run.
     """
@@ -179,7 +183,8 @@ def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_
     if elsewhere := [item for item in imports if item.name == first]:
         return f' (add {line(elsewhere[0].symbol, first)})'
     if written := [f'{item.name}.{first}' for item in mine if _has(item.symbol, first)]:
-        return f' (write {written[0]})'
+        found = _find_from_anywhere(written[0], mine, ())
+        return f' (write {written[0]})' if not parameter or (found and found.takes(parameter)) else ''
     if modules := [path for path in _SOURCES.rglob(f'{first}.py') if path.parent != _SOURCES]:
         return f' (add {line(_module(modules[0]), first)})'
     definition = re.compile(rf'^(class|def) {first}\b', re.MULTILINE)

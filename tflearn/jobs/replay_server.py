@@ -199,6 +199,10 @@ def _restore(start: Callable[..., Server], manifests: Manifests, jobs: Sequence[
         _add(manifests, server.restored, manifest if manifest != newest else None)
         return server
     server = start(needed=manifests.named)
+    if server.restored is None:
+        logging.info(
+            'there is no checkpoint of the replay yet: it begins empty (a Valkey server of your own keeps its items)'
+        )
     _add(manifests, server.restored)
     return server
 

@@ -362,7 +362,7 @@ def render(topology: Topology, placements: Mapping[str, Placement]) -> str:
 
 def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:
     """Returns the result, then five lines: where the files are, and how to run each job by hand."""
-    python = quoted(pathlib.Path(sys.executable))
+    python = shlex.quote(sys.executable)  # as a log is read from any directory
     logdir = quoted(run_dir.summaries('train').parent)
     return [
         f'The run is done: {result(done)}.',

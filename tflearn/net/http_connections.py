@@ -13,16 +13,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from absl import logging
 from aiohttp import web
 
 from tflearn.net import server_options
+from tflearn.net.limited_warnings import LimitedWarnings
 from tflearn.net.tls import Renewed
 
 HEAD_SECS = 10.0
 _NEW = 256  # connections without a head, at least
 _YOUNG_SECS = 0.05  # in which a new connection is not ended for another one
 _PAUSE_SECS = 0.05
+_BUSY, _LOST = LimitedWarnings(5), LimitedWarnings()
 
 
 class Connection(web.RequestHandler):
@@ -126,7 +127,7 @@ class Connections:
                 await asyncio.sleep(_PAUSE_SECS)
                 continue
             if len(self._open) >= self._most and not self._end_idlest():
-                logging.log_first_n(logging.WARNING, 'refused a connection: all are busy', 5)
+                _BUSY.log('refused a connection: all are busy')
                 accepted.close()
                 continue
             self._connect(Connection(self, address, **self._settings), accepted)
@@ -156,7 +157,7 @@ class Connections:
             try:
                 await loop.connect_accepted_socket(lambda: connection, accepted, **settings)
             except OSError as error:
-                logging.log_first_n(logging.WARNING, 'lost the connection of %s: %s', 20, connection.address, error)
+                _LOST.log('lost the connection of %s: %s', connection.address, error)
                 self.forget(connection)
 
         self._open[connection] = None

@@ -27,6 +27,7 @@ from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.core.waiting import is_listening
 from tflearn.net.http_connections import Connection, Connections
 from tflearn.net.http_messages import HttpRefusal, Response, json_object, json_response
+from tflearn.net.limited_warnings import LimitedWarnings
 from tflearn.net.server_options import ServerOptions
 from tflearn.net.tls import Renewed
 
@@ -46,6 +47,7 @@ _END_SECS = 10.0
 _MAX_QUOTED = 500  # characters of an error that a client gets
 _CLOSING = (HTTPStatus.UNAUTHORIZED, HTTPStatus.SERVICE_UNAVAILABLE)
 # Or each malformed request writes a traceback.
+_REFUSALS, _FAILURES = LimitedWarnings(), LimitedWarnings()
 _NO_LOG = python_logging.Logger('aiohttp', python_logging.CRITICAL + 1)
 
 
@@ -351,7 +353,9 @@ def _refusal(error: Exception, request: Request) -> Response:
     if isinstance(error, HttpRefusal | UserValueError | UserTypeError):
         status = error.status if isinstance(error, HttpRefusal) else HTTPStatus.BAD_REQUEST
         text = str(error)[:_MAX_QUOTED]
-        logging.log_first_n(logging.WARNING, 'refused a request of %s: %s', 20, request.client_address, text)
+        # A job that has to register again does so by itself.
+        log = logging.info if status == HTTPStatus.PRECONDITION_FAILED else _REFUSALS.log
+        log('refused a request of %s: %s', request.client_address, text)
         return json_response({'error': text}, status)
     logging.error('a request failed', exc_info=error)
     text = f'{type(error).__name__}: the server has the details in its log'
@@ -383,4 +387,4 @@ async def _send(asked: web.BaseRequest, response: Response, closes: bool) -> web
 
 
 def _log_failure(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    logging.log_first_n(logging.WARNING, 'a connection failed: %s', 20, context.get('exception') or context['message'])
+    _FAILURES.log('a connection failed: %s', context.get('exception') or context['message'])

@@ -190,6 +190,11 @@ def test_health_and_metrics_follow_the_versions(tmp_path):
     served.close()
     assert 'tflearn_served_version{model="greedy_policy"} 3.0' in text
     assert 'tflearn_requests_total{code="OK",method="Predict"} 1.0' in text
+    for never in (
+        'tflearn_requests_total{code="INTERNAL",method="Predict"}',
+        'tflearn_decisions_total{result="dropped"}',
+    ):
+        assert f'{never} 0.0' in text, 'an alert sees the first one'
     assert 'tflearn_request_rows_sum{model="greedy_policy"} 2.0' in text
 
 

@@ -68,6 +68,10 @@ class ServingMetrics:
         self._refused = counter('tflearn_refused_requests', refused, ['client', 'reason'])
         what = 'by what became of them: logged, dropped (too many waited), not_chosen (by the share)'
         self._logged = {kind: counter(f'tflearn_{kind}', f'{of} {what}', ['result']) for kind, of in _LOGGED.items()}
+        for code in ('OK', 'INTERNAL'):  # from the start, since an alert sees a rise only
+            self._requests.labels('Predict', code)
+        for each in self._logged.values():
+            each.labels('dropped')
         answers = 'Train step of the version that answers'
         self._version = gauge('tflearn_served_version', answers, ['model'])
         self._reloads = counter('tflearn_reloads', 'Times that a change of versions was taken over')
