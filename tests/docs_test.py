@@ -159,6 +159,12 @@ def test_metrics_that_are_named_are_reported():
     assert [name for name in fields if not re.search(rf'\b{name}\b', source)] == []
     made = {f'tflearn_{kind}' for kind in ('decisions', 'outcomes')}
     assert [name for name in served - made if f"'{name}'" not in source] == []
+    (group,) = yaml.safe_load(''.join(code(DOCS / 'watching.md', 'yaml')))['groups']
+    tables = set(re.findall(r'`(tflearn_\w+)`', text.partition('### Queries')[0]))
+    for rule in group['rules']:
+        assert rule.keys() <= {'alert', 'for', 'expr'} and rule['expr'].count('(') == rule['expr'].count(')')
+        assert {*re.findall(r'tflearn_\w+', rule['expr'])} - {'tflearn_replay_server_failed_saves'} <= tables, rule
+    assert any('tflearn_run_done == 1' in rule['expr'] for rule in group['rules']), 'nothing fires for ended runs'
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

@@ -34,7 +34,8 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
     write_json(run_dir.status('pod-a-2'), {'time': now, 'policy_version': 10**400})
     write_json(run_dir.status('pod-a-3'), {'time': 10**400, 'policy_version': 3})
     write_json(run_dir.status('pod-a-4'), {'time': now, 'policy_version': 16_777_217, 'env_steps': 123_456_789})
-    assert [line for line in text(run_dir, 'a "b"\n\\').splitlines() if not line.startswith('# HELP')] == [
+    lines = [line for line in text(run_dir, 'a "b"\n\\').splitlines() if not line.startswith('# HELP')]
+    assert [line for line in lines if 'tflearn_run_' not in line and 'tflearn_job_' not in line] == [
         '# TYPE tflearn_collect_policy_version gauge',
         r'tflearn_collect_policy_version{job="pod-a-1",run="a \"b\"\n\\"} 3.0',
         r'tflearn_collect_policy_version{job="pod-a-4",run="a \"b\"\n\\"} 1.6777217e+07',
@@ -47,7 +48,24 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
         '# TYPE tflearn_train_data_wait_share gauge',
         r'tflearn_train_data_wait_share{job="train",run="a \"b\"\n\\"} 0.25',
     ]
-    assert text(RunDir(tmp_path / 'other'), 'r') == ''
+
+
+def test_the_state_of_the_run_and_of_its_jobs(tmp_path):
+    run_dir, now = RunDir(tmp_path), time.time()
+    write_json(run_dir.status('launch'), {'job': 'launch', 'time': now - 100, 'restarts': {'train': 2, 'collect_0': 0}})
+    write_json(run_dir.status('train'), {'time': now, 'state': 'running (compiles)'})
+    write_json(run_dir.status('collect_0'), {'time': now, 'state': 'waiting for the learner'})
+    write_json(run_dir.status('evaluate'), {'time': now - 100, 'state': 'running'})
+    numbers = [
+        'tflearn_run_done{run="r"} 0.0',
+        'tflearn_job_state{job="collect_0",run="r",state="waiting"} 1.0',
+        'tflearn_job_state{job="train",run="r",state="running"} 1.0',
+        'tflearn_job_restarts_total{job="train",run="r"} 2.0',
+        'tflearn_job_restarts_total{job="collect_0",run="r"} 0.0',
+    ]
+    assert [line for line in text(run_dir, 'r').splitlines() if not line.startswith('#')] == numbers
+    write_json(run_dir.done, {'reason': 'num_train_steps 5 reached'})
+    assert 'tflearn_run_done{run="r"} 1.0' in text(run_dir, 'r')
 
 
 def test_prometheus_can_ask_the_program(tmp_path):

@@ -44,8 +44,8 @@ def serve(
 
 
 class RunMetrics:
-    """The newest numbers of all jobs, one metric for each kind of job and field,
-    for a registry of Prometheus.
+    """The state of the run and of its jobs, and their newest numbers, one metric for each kind of job
+    and field, for a registry of Prometheus.
 
     Jobs that have not reported for a minute are left out, so that nothing acts on what was.
     """
@@ -60,23 +60,29 @@ class RunMetrics:
 
     def collect(self) -> Iterator[Any]:
         """Yields the metrics; see `prometheus_client.registry.Collector`."""
-        found: dict[str, Any] = {}
-        for job, status in self._run_dir.statuses().items():
+        families, found, statuses = prometheus_client.metrics_core, dict[str, Any](), self._run_dir.statuses()
+        done = families.GaugeMetricFamily('tflearn_run_done', '1 when the run has ended by itself', labels=['run'])
+        done.add_metric([self._run], self._run_dir.done.exists())
+        states = families.GaugeMetricFamily('tflearn_job_state', '1 of what it does', labels=['run', 'job', 'state'])
+        restarts = families.CounterMetricFamily('tflearn_job_restarts', 'by tflearn-launch', labels=['run', 'job'])
+        for job, count in (statuses.pop('launch', {}).get('restarts') or {}).items():
+            restarts.add_metric([self._run, job], _number(count) or 0)
+        for job, status in statuses.items():
             kind = job_kind(job, status, self._kinds)
             reported_at = _number(status.get('time'))
             if kind is None or reported_at is None or time.time() - reported_at > _FRESH_SECS:
                 continue
+            states.add_metric([self._run, job, str(status.get('state', '')).partition(' ')[0]], 1)
             for field, value in status.items():
                 if (number := _number(value)) is None or field in ('pid', 'time'):
                     continue
                 name = f'tflearn_{kind}_{re.sub(r"[^a-zA-Z0-9_]", "_", field)}'
                 if name not in found:
-                    families = prometheus_client.metrics_core
                     counts = _COUNTERS.fullmatch(field)
                     family = families.CounterMetricFamily if counts else families.GaugeMetricFamily
                     found[name] = family(name, f'{field}, as {kind} reports it', labels=['run', 'job'])
                 found[name].add_metric([self._run, job], number)
-        yield from found.values()
+        yield from [done, states, restarts, *found.values()]
 
 
 def _number(value: object) -> float | None:
