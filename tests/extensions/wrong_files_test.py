@@ -13,7 +13,8 @@ from tflearn.extensions.clusters import slurm
 from tflearn.extensions.experiments import comparison, overview, report, trackers, tuning
 from tflearn.extensions.games.league import League
 from tflearn.extensions.product import column_map, importing
-from tflearn.extensions.product.steps import Logs, Round, Rounds, Steps, Training, table, write_page
+from tflearn.extensions.product.round_page import table, write_page
+from tflearn.extensions.product.steps import Logs, Round, Rounds, Steps, Training
 from tflearn.extensions.serving.clients import Clients
 from tflearn.extensions.stores import store_layout
 from tflearn.files.run_dir import RunDir, read_json, write_json

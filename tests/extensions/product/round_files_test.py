@@ -167,6 +167,16 @@ def test_what_is_not_decided_is_judged_by_all_that_comes_later(tmp_path, steps):
     third = dataclasses.replace(begun, directory=begun.directory.with_name('3'))
     *_, split, _, _ = steps.of(third)
     assert f'--earlier={begun.directory}/later' in split.command, 'which has the names of all that came before'
+    # What decides one that waited decides what the next one is compared with.
+    _round(tmp_path, 2)
+    *_, judge = steps.of(begun)
+    assert f'--level={steps.gate.level_of(2, others=1)}' in judge.command
+    assert 1 - steps.gate.level_of(2, others=1) == pytest.approx((1 - steps.gate.level_of(2)) / 4)
+    _round(tmp_path, 3)
+    for rounds, others in ((1, 0), (2, 1)):
+        rolling = dataclasses.replace(steps, gate=dataclasses.replace(steps.gate, held_out_rounds=rounds))
+        *_, judge = rolling.of(third)
+        assert f'--level={rolling.gate.level_of(3, others)}' in judge.command
 
 
 def test_a_candidate_waits_while_the_same_version_serves_and_not_for_ever(tmp_path, steps):

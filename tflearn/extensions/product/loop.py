@@ -18,7 +18,7 @@ from typing import TextIO
 from tflearn.config import files
 from tflearn.core.errors import UserRuntimeError, UserValueError
 from tflearn.core.settings import PositiveFloat, PositiveInt, checked_dataclass
-from tflearn.extensions.product import column_map, steps
+from tflearn.extensions.product import column_map, round_page
 from tflearn.extensions.product.steps import Gate, Logs, Round, Rounds, Step, Steps, Training
 from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import PRIVATE, RunDir, local_path
@@ -148,8 +148,8 @@ def _run_rounds(
                 if signals.received:
                     return
             begun.finish(**planned.result(begun))
-            steps.write_page(run.root, rounds.finished())
-            print(steps.table(rounds.finished()), file=run.out, flush=True)
+            round_page.write_page(run.root, rounds.finished())
+            print(round_page.table(rounds.finished()), file=run.out, flush=True)
         elif run.once:
             print('nothing to do: no round is due', file=run.out)
         else:

@@ -1,7 +1,6 @@
 """The rounds of the loop, and their steps: programs, each with the file or directory that is there when it is done.
 
-A round is a directory, whose first file names its input, and whose last one is its result. The page of a loop
-shows them: the values with their intervals, what serves now; as a table, and as HTML.
+A round is a directory, whose first file names its input, and whose last one is its result.
 """
 
 import dataclasses
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from tflearn.config import files
-from tflearn.core import extras
 from tflearn.core.errors import UserValueError
 from tflearn.core.settings import (
     Fraction,
@@ -27,11 +25,8 @@ from tflearn.core.settings import (
 from tflearn.extensions.product import log_files, tables
 from tflearn.files import messages
 from tflearn.files.numbered import Numbered
-from tflearn.files.run_dir import RunDir, local_path, read_json, write_atomically, write_json
+from tflearn.files.run_dir import RunDir, local_path, read_json, write_json
 from tflearn.policies import states, versions
-
-with extras.needed_by('tflearn loop'):
-    import jinja2
 
 _INPUTS, _RESULT = 'round.json', 'end.json'
 # In a round: what trains and judges its own candidate; what judges one of a round before.
@@ -191,46 +186,6 @@ class Rounds:
         return self._lines[path]
 
 
-_COLUMNS = ('round', 'began (UTC)', 'decisions', 'candidate', 'what served', 'difference', 'verdict', 'serves')
-_TEMPLATE = pathlib.Path(__file__).with_name('rounds.html')
-
-
-def table(rounds: Sequence[Round]) -> str:
-    """Returns the finished rounds as text."""
-    rows = [_COLUMNS, *map(_row, rounds)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return '\n'.join('  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-
-def write_page(root: pathlib.Path, rounds: Sequence[Round]) -> None:
-    """Writes `index.html` of the loop's directory."""
-    template = jinja2.Template(_TEMPLATE.read_text('utf-8'), autoescape=True, trim_blocks=True)
-    rows = [_row(each) for each in reversed(rounds)]
-    write_atomically(root / 'index.html', template.render(root=root, head=_COLUMNS, rows=rows))
-
-
-def _row(of: Round) -> tuple[str, ...]:
-    result = of.result or {}
-    gate = result.get('gate') or {}
-    verdict = 'serves' if result.get('promoted') else gate.get('outcome', 'refused')
-    if (candidate := result.get('candidate', of.number)) != of.number:
-        verdict = f'round {candidate}: {verdict}'
-    return (
-        str(of.number),
-        time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(of.inputs['began'])),
-        f'{result.get("import", {}).get("steps", 0):,}',
-        *(_value(gate.get(name)) for name in ('candidate', 'incumbent', 'difference')),
-        verdict,
-        str(result.get('serves')),
-    )
-
-
-def _value(found: dict[str, Any] | None) -> str:
-    if not found or None in map(found.get, ('value', 'low', 'high')):
-        return '-'
-    return '{value:.4g} [{low:.4g}, {high:.4g}]'.format_map(found)
-
-
 @checked_dataclass(frozen=True)
 class Logs:
     """What rounds read; see `tflearn data join`.
@@ -290,7 +245,8 @@ class Gate:
         candidate is judged at a quarter of its level for each round more. This needs `by` = 'id'.
       margin: how much worse than what serves it may be, in the unit of the reward.
       level: the confidence level of all rounds together: one minus it is the probability that a loop ever promotes a
-        policy that is worse by the margin. Round k has 6 / (pi k)^2 of that, which sums up to all of it.
+        policy that is worse by the margin. Round k has 6 / (pi k)^2 of that, which sums up to all of it; a quarter of
+        its share, if its episodes have first judged a candidate that waited.
       gamma: the discount of the value.
       epsilon: the share of random actions with which the policy is served.
       temperature: the temperature with which it is served.
@@ -317,11 +273,16 @@ class Gate:
         if self.held_out_rounds > 1 and self.by != _ID:
             raise UserValueError(f'got held_out_rounds={self.held_out_rounds} with by={self.by!r}; need by={_ID!r}')
 
-    def level_of(self, number: int) -> float:
-        """Returns the confidence level of the candidate of this round, counted from 1."""
+    def level_of(self, number: int, others: int = 0) -> float:
+        """Returns the confidence level of the candidate of this round, counted from 1.
+
+        Args:
+          number: the round.
+          others: in how many of the rounds that hold episodes out for it another candidate waited.
+        """
         # An episode that has judged candidates before had a part in this one, by their verdicts only: each changes
         # nothing, what waits, what serves, or also what is the best one. All that can come of them share the level.
-        outcomes = 4 ** (self.held_out_rounds - 1)
+        outcomes = 4 ** (self.held_out_rounds - 1 + others)
         return 1 - (1 - self.level) * 6 / (math.pi * number) ** 2 / outcomes
 
 
@@ -461,7 +422,11 @@ class Steps:
         options += ['--clip_rewards'] if self.gate.clips else []
         options += [f'--limit={each}' for each in self.gate.limits]
         data = [f'--data={path}' for path in _evidence(candidate, begun)]
-        return [*where, *data, f'--level={self.gate.level_of(candidate.number)}', *options]
+        first = max(1, candidate.number - self.gate.held_out_rounds + 1)
+        held_out = [candidate.other(number).directory for number in range(first, candidate.number + 1)]
+        # Of a round whose files were removed nobody knows.
+        others = sum((each / _LATER).exists() or not (each / _PARTS).exists() for each in held_out)
+        return [*where, *data, f'--level={self.gate.level_of(candidate.number, others)}', *options]
 
     def _is_judged(self, candidate: Round, begun: Round) -> bool:
         """Whether the candidate serves, or has failed. One that passed and does not serve yet is judged again."""
