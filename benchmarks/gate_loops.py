@@ -4,8 +4,9 @@ Each round logs decisions of what serves, with 30% random ones, and joins them w
 join: what comes after the window, or is not known when the round ends, has no reward. Half of the decisions
 (`--held_out`) train a candidate, the other half (of `--held_out_rounds` rounds) judge it by
 `tflearn.extensions.product.gate`, with the round's share of the level, against what serves and against the best version
-so far, as `tflearn promote` does. A candidate that is not decided is judged further by all decisions of the next round,
-which trains another one once it is. All values are known exactly.
+so far, as `tflearn promote` does; the latter also through what serves, by those that train it, unless what is held out
+judges for several rounds. A candidate that is not decided is judged further by all decisions of the next round, which
+trains another one once it is. All values are known exactly.
 
 - `learned`: the candidate has the highest estimated rewards; in every other round it is one of `worse`.
 - `worse`: the candidate is worse than what serves by the margin and a hundredth of it, in every round.
@@ -21,6 +22,7 @@ import dataclasses
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,7 +31,7 @@ from tflearn.core import confidence_sequences
 from tflearn.extensions.product import gate, steps
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.outcomes import OutcomeOptions, Outcomes
-from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes
+from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes, Through
 
 CONTEXTS, ACTIONS, EPSILON, WINDOW_SECS = 4, 3, 0.3, 300.0
 MARGIN, DRIFT = 0.04, 0.02
@@ -111,27 +113,41 @@ def log_of(rows: np.ndarray, logged: np.ndarray, candidate: np.ndarray, incumben
 
 @dataclasses.dataclass
 class Candidate:
-    """A policy of the round `number`, and the parts of the log that judge it, with the probabilities of all actions."""
+    """A policy of the round `number`, and the parts of the log that judge it, with the probabilities of all actions.
+
+    `new_train` are the round's decisions that are not held out; None compares the candidate with the best version
+    directly.
+    """
 
     number: int
     policy: np.ndarray
-    parts: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    level: float
+    parts: tuple[tuple[np.ndarray, np.ndarray], ...]
+    new_train: tuple[np.ndarray, np.ndarray] | None = None
 
     def seen(self, rows: np.ndarray, logged: np.ndarray) -> 'Candidate':
         """Returns the candidate with more decisions."""
         return dataclasses.replace(self, parts=(*self.parts, (rows, logged)))
 
-    def judge(
-        self, serving: np.ndarray, best: np.ndarray, compares_best: bool, level: float
-    ) -> tuple[str, bool, int | None]:
+    def judge(self, serving: np.ndarray, best: np.ndarray, compares_best: bool) -> tuple[str, bool, int | None]:
         """Returns the outcome, whether it is proved to be better than the best one so far, and what is needed."""
-        options = GateOptions(margin=MARGIN, level=level, low=0.0, high=1.0)
-        rows, logged = (np.concatenate(each) for each in zip(*self.parts, strict=True))
-        verdict = gate.judge(log_of(rows, logged, self.policy, best), options)
+        options = GateOptions(margin=MARGIN, level=self.level, low=0.0, high=1.0)
+        (rows, logged), through = all_of(self.parts), None
+        if best is not serving and self.new_train:
+            first, *rest = self.parts
+            later = log_of(*all_of(rest), self.policy, best) if rest else None
+            others = log_of(*self.new_train, serving, best)
+            through = Through(log_of(*first, self.policy, serving), others, later)
+        verdict = gate.judge(log_of(rows, logged, self.policy, best), options, through)
         is_better = verdict.difference.low > 0
         if best is not serving and (verdict.passes or not compares_best):
             verdict = gate.judge(log_of(rows, logged, self.policy, serving), options)
         return verdict.outcome, is_better, verdict.needed
+
+
+def all_of(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, ...]:
+    """Returns several parts of a log as one."""
+    return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
 
 def worse_by(world: World, policy: np.ndarray, loss: float) -> np.ndarray:
@@ -144,6 +160,7 @@ def worse_by(world: World, policy: np.ndarray, loss: float) -> np.ndarray:
 def run(kind: str, seed: int, rounds: int, decisions: int, settings: steps.Gate) -> collections.Counter[str]:
     """Returns how often candidates of a loop were promoted, and how often these were worse by more than the margin."""
     kept = collections.deque[tuple[np.ndarray, np.ndarray]](maxlen=settings.held_out_rounds)
+    others = collections.deque[bool](maxlen=settings.held_out_rounds)  # whether one waited
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
     shape = CONTEXTS, ACTIONS
     world = World(rng, rng.uniform(0.1, 0.4, shape), WINDOW_SECS * rng.uniform(0.1, 1.5, shape))
@@ -161,6 +178,7 @@ def run(kind: str, seed: int, rounds: int, decisions: int, settings: steps.Gate)
         probabilities, logged = logged[mine], logged[len(closed) :]
         held_out = closed['id'] * np.uint64(2654435761) % np.uint64(1 << 32) < int(settings.held_out * (1 << 32))
         kept.append((closed[held_out], probabilities[held_out]))
+        others.append(waiting is not None)
         train = closed[~held_out]
         np.add.at(totals, (0, train['context'], train['action']), train['reward'])
         np.add.at(totals, (1, train['context'], train['action']), 1.0)
@@ -170,11 +188,11 @@ def run(kind: str, seed: int, rounds: int, decisions: int, settings: steps.Gate)
                 policy = worse_by(world, serving, KINDS[kind] * MARGIN)
                 if kind == 'learned' and number % 2:
                     policy = np.eye(ACTIONS)[(totals[0] / np.maximum(totals[1], 1)).argmax(axis=1)]
-                judged.append(Candidate(number, policy, tuple(kept)))
+                new_train = (train, probabilities[~held_out]) if kept.maxlen == 1 else None
+                level = settings.level_of(number, sum(others))
+                judged.append(Candidate(number, policy, level, tuple(kept), new_train))
             candidate = judged.pop()
-            outcome, is_better, needed = candidate.judge(
-                serving, best, kind != ALONE, settings.level_of(candidate.number)
-            )
+            outcome, is_better, needed = candidate.judge(serving, best, kind != ALONE)
             left = candidate.number + settings.max_rounds - 1 - number
             waiting = candidate if needed is not None and needed <= left * decisions else None
             if outcome == 'passes':

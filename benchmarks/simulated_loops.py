@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import command_line, product_worlds
 from tflearn.core import confidence_sequences
 from tflearn.extensions.product import gate, steps
-from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes
+from tflearn.extensions.product.scaled_log import GateOptions, LoggedEpisodes, Through
 from tflearn.extensions.tasks import inlining, recommender
 
 EPSILON, NUM_JUDGED, RIDGE = 0.3, 2_000, 1.0
@@ -237,38 +237,53 @@ def _numbers(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 @dataclasses.dataclass
 class Candidate:
-    """A policy of the round `number`, and what judges it."""
+    """A policy of the round `number`, and what judges it; `new_train` are the sessions of its round that do not."""
 
     number: int
     policy: Policy
+    level: float
     evidence: list[Log]
+    new_train: Log | None = None
 
 
-def verdict(world: Any, candidate: Candidate, incumbent: Policy, level: float) -> gate.Verdict:
+def verdict(world: Any, candidate: Candidate, incumbent: Policy, serving: Policy) -> gate.Verdict:
     """Returns what `tflearn promote` would say."""
-    log, random = joined(candidate.evidence), 1 / world.choices
-    greedy = [world.on_path(policy(log.seen), log.actions) for policy in (candidate.policy, incumbent)]
-    weights = [log_probability(log.actions, each, world.choices) - log.log_behaviour for each in greedy]
-    known = None
-    if world.steps == 1:
-        of_all = [
-            (1 - EPSILON) * np.eye(world.choices)[each[:, 0]] + EPSILON * random for each in (*greedy, log.served)
-        ]
-        known = confidence_sequences.support(*of_all)
-    rewards = np.zeros(log.actions.shape)
-    rewards[:, -1] = np.clip(log.returns, *world.reward_range)
+    first, *rest = candidate.evidence
+    through = None
+    if incumbent is not serving and candidate.new_train:
+        later = logged(world, joined(rest), candidate.policy, incumbent) if rest else None
+        others = logged(world, candidate.new_train, serving, incumbent)
+        through = Through(logged(world, first, candidate.policy, serving), others, later)
     low, high = world.reward_range
     return gate.judge(
-        LoggedEpisodes(
-            rewards,
-            np.ones(rewards.shape, bool),
-            *weights,
-            known=known,
-            actions=log.actions,
-            log_behaviour=log.log_behaviour,
-            log_even=np.full(rewards.shape, np.log(random)),
-        ),
-        GateOptions(margin=world.margin, level=level, low=low, high=high, whole=world.steps > 1),
+        logged(world, joined(candidate.evidence), candidate.policy, incumbent),
+        GateOptions(margin=world.margin, level=candidate.level, low=low, high=high, whole=world.steps > 1),
+        through,
+    )
+
+
+def logged(world: Any, log: Log, candidate: Policy, incumbent: Policy) -> LoggedEpisodes:
+    """Returns what the gate takes, as `promotion.logged_episodes` does."""
+    random = 1 / world.choices
+    greedy = [world.on_path(policy(log.seen), log.actions) for policy in (candidate, incumbent)]
+    weights = [log_probability(log.actions, each, world.choices) - log.log_behaviour for each in greedy]
+    of_all = [(1 - EPSILON) * np.eye(world.choices)[each] + EPSILON * random for each in (*greedy, log.served)]
+    known = greatest = None
+    if world.steps == 1:
+        known = confidence_sequences.support(*(each[:, 0] for each in of_all))
+    else:
+        greatest = (of_all[1] / of_all[2]).max(axis=2)
+    rewards = np.zeros(log.actions.shape)
+    rewards[:, -1] = np.clip(log.returns, *world.reward_range)
+    return LoggedEpisodes(
+        rewards,
+        np.ones(rewards.shape, bool),
+        *weights,
+        known=known,
+        actions=log.actions,
+        log_behaviour=log.log_behaviour,
+        log_even=np.full(rewards.shape, np.log(random)),
+        greatest=greatest,
     )
 
 
@@ -282,6 +297,7 @@ def run(world: Any, seed: int, rounds: int, sessions: int, held_out: float, its_
     before = world.log(random, 1, 2 * sessions, None)
     # What judges, the newest last, and what of the round before does not yet train; with one round it does.
     kept, trains = collections.deque[Log](maxlen=its_rounds), np.ones(2 * sessions, bool)
+    others = collections.deque[bool](maxlen=its_rounds)  # whether one waited
     if its_rounds > 1:
         trains = np.random.default_rng([seed, 1]).random(2 * sessions) >= held_out
         kept.append(before.where(~trains))
@@ -292,18 +308,20 @@ def run(world: Any, seed: int, rounds: int, sessions: int, held_out: float, its_
         new = world.log(random, number, sessions, serving)
         is_held_out = np.random.default_rng([seed, number]).random(sessions) < held_out
         kept.append(new.where(is_held_out))
+        others.append(waiting is not None)
         promoted = None
         judged = [dataclasses.replace(waiting, evidence=[*waiting.evidence, new])] if waiting else []
         while not waiting or judged:
             if not judged:
                 policy = world.train(joined([before.where(trains), new.where(~is_held_out)]))
-                judged.append(Candidate(number, policy, [*kept]))
+                level, new_train = settings.level_of(number, sum(others)), new.where(~is_held_out)
+                judged.append(Candidate(number, policy, level, [*kept], new_train if its_rounds == 1 else None))
             candidate, waiting = judged.pop(), None
             if held_out:
-                said = verdict(world, candidate, best, settings.level_of(candidate.number))
+                said = verdict(world, candidate, best, serving)
                 is_best = said.difference.low > 0
                 if best is not serving and said.passes:
-                    said = verdict(world, candidate, serving, settings.level_of(candidate.number))
+                    said = verdict(world, candidate, serving, serving)
                 left = (candidate.number + settings.max_rounds - 1 - number) * sessions
                 waiting = candidate if said.needed is not None and said.needed <= left else None
             if not held_out or said.passes:

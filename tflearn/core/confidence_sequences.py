@@ -28,6 +28,20 @@ the decisions that were logged, while values drift and the logging policy change
 the past do not have this property. A bet that b, which may grow with the contexts that are seen, no
 longer allows is lost from then on: that only lowers the wealth.
 
+A candidate p that some units have trained is compared with q through s (`Chain`), neither of which
+these units have trained. On n other units the bets are on p less s, on the N that trained it, times
+n / N, on s less q:
+
+    K(lambda) = prod over i <= n of (1 + lambda (Z_i(p, s) + margin))
+                x prod over j <= N of (1 + lambda n / N Z_j(s, q))
+
+Whatever p has become, the expectation of the first product, given the N units, is at most
+exp(lambda n (v_p - v_s + margin)), with v the means over the units. While the claim about p and q
+is true, that is at most exp(lambda n (v_q - v_s)), which does not depend on what came of the N
+units; and the expectation of the second product is at most exp(lambda n (v_s - v_q)). So that of
+both is at most 1 (a product of sequential e-values, as of Vovk and Wang 2021, arXiv 1912.06116).
+The claim is about v_p - v_s over the n units plus v_s - v_q over the N units.
+
 Wealths are logarithms. N is the number of units: decisions, sessions, or clusters of them.
 """
 
@@ -41,6 +55,7 @@ import numpy as np
 BETS = np.geomspace(3e-5, 1.0, 60)
 _PART_BETS = BETS[BETS < 1]
 CONTROLS = (0.0, 0.5, 1.0)
+GREATEST_CONTROL = 4.0
 _BISECTIONS = 20
 # The log likelihood ratio at which one look refutes a mean. 1.92 would do for many values alike;
 # with rare and large ones 2.3 keeps the value in 90% of the intervals or more: in 96 to 99% in
@@ -66,6 +81,11 @@ class Variable:
     shares: np.ndarray | None = None
 
     @property
+    def num_units(self) -> float:
+        """How many units there are."""
+        return float(len(self.values) if self.counts is None else self.counts.sum())
+
+    @property
     def mean(self) -> float:
         """The mean of the values, each weighed by its share."""
         return float(np.average(self.values, weights=self.shares))
@@ -80,23 +100,23 @@ class Variable:
         counts, shares = (None if each is None else each[index] for each in (self.counts, self.shares))
         return Variable(self.values[index], self.bound, counts, shares)
 
-    def is_lost(self, shift: float) -> np.ndarray:
+    def is_lost(self, shift: float, scale: float = 1.0) -> np.ndarray:
         """Returns whether a value of -b would take all that a gambler owns, for each of `BETS`."""
-        return BETS * (self.bound - shift) >= 1
+        return scale * BETS * (self.bound - shift) >= 1
 
-    def log_factors(self, shift: float) -> np.ndarray:
+    def log_factors(self, shift: float, scale: float = 1.0) -> np.ndarray:
         """Returns log(1 + lambda (Z + shift)), [N, bets]; 0 for lost bets."""
         stakes = self.values + shift if self.shares is None else self.shares * (self.values + shift)
-        return np.log1p(np.where(self.is_lost(shift), 0.0, BETS) * stakes[:, np.newaxis])
+        return np.log1p(np.where(self.is_lost(shift, scale), 0.0, scale * BETS) * stakes[:, np.newaxis])
 
-    def log_wealths(self, shift: float) -> np.ndarray:
-        """Returns log K of each of `BETS` against a mean of at most -shift; -inf for lost ones."""
+    def log_wealths(self, shift: float, scale: float = 1.0) -> np.ndarray:
+        """Returns log K of each of `BETS`, times `scale`, against a mean of at most -shift; -inf for lost ones."""
         total = np.zeros(len(BETS))
         for begin in range(0, len(self.values), _BLOCK):
             block = self.part(slice(begin, begin + _BLOCK))
-            factors = block.log_factors(shift)
+            factors = block.log_factors(shift, scale)
             total += factors.sum(axis=0) if block.counts is None else block.counts @ factors
-        return np.where(self.is_lost(shift), -math.inf, total)
+        return np.where(self.is_lost(shift, scale), -math.inf, total)
 
     def merged(self) -> 'Variable':
         """Returns each value once, with its count: a log often has few."""
@@ -113,6 +133,27 @@ class Variable:
         _, first, index = np.unique(clusters, return_index=True, return_inverse=True)
         means = np.bincount(index, self.values) / np.bincount(index)
         return Variable(means[np.argsort(first)], self.bound)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """A comparison of p with q through s, which begins as the module says and goes on with p less q.
+
+    Attributes:
+      near: of p less s, of units that have trained none of them.
+      rest: of s less q, of units that have trained neither.
+      later: of p less q, of units that come after these.
+    """
+
+    near: Variable
+    rest: Variable
+    later: Sequence[Variable] = ()
+
+    def log_wealths(self, shift: float) -> np.ndarray:
+        """Returns log K of each of `BETS` against a mean of p less q of at most -shift; -inf for lost ones."""
+        ratio = self.near.num_units / self.rest.num_units
+        of_near = [each.log_wealths(shift) for each in (self.near, *self.later)]
+        return np.sum([*of_near, self.rest.log_wealths(0.0, ratio)], axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +243,25 @@ def difference(
     return found
 
 
+def control(ratios: np.ndarray, greatest: np.ndarray) -> np.ndarray:
+    """Returns a control variate of sessions: numbers with the mean 1 that are near the products of the weights of the
+    steps, and at most `GREATEST_CONTROL`, [N, T].
+
+    Each step adds of what the product grows by the share that leaves it below the limit, whatever the action.
+
+    Args:
+      ratios: the weight of each step, [N, T]; 1 after the end.
+      greatest: the greatest one of all actions of the step, each of which the log takes, [N, T].
+    """
+    product, found = np.ones(len(ratios)), [np.ones(len(ratios))]
+    for ratio, most in zip(ratios.T, greatest.T, strict=True):
+        growth = np.maximum(product * (most - 1), 1e-9)
+        share = np.minimum(np.maximum(GREATEST_CONTROL - found[-1], 0) / growth, 1)
+        found.append(found[-1] + share * product * (ratio - 1))
+        product = product * ratio
+    return np.stack(found[1:], axis=1)
+
+
 def value(weights: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, known: Support | None) -> list[Variable]:
     """Returns variables whose means are at most a policy's value, divided by H steps.
 
@@ -266,7 +326,7 @@ def log_wealth_of_actions(actions: np.ndarray, logged: np.ndarray, shares: np.nd
     return log_mean(np.concatenate(wealths))
 
 
-def log_wealth(variables: Sequence[Variable], shift: float) -> float:
+def log_wealth(variables: Sequence[Variable | Chain], shift: float) -> float:
     """Returns the log of the mean wealth, over variables and bets,
     against a mean of at most -shift.
     """
@@ -278,7 +338,7 @@ def log_mean(logs: np.ndarray) -> float:
     return float(np.logaddexp.reduce(logs)) - math.log(len(logs))
 
 
-def lower_bound(variables: Sequence[Variable], alpha: float, low: float, high: float) -> float:
+def lower_bound(variables: Sequence[Variable | Chain], alpha: float, low: float, high: float) -> float:
     """Returns the lower end of the confidence sequence:
     the least mean in [low, high] that is not refuted.
     """

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import gate as simulated
 from tflearn.core import confidence_sequences
 from tflearn.extensions.product.gate import judge
-from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes
+from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes, Through
 
 OPTIONS = GateOptions(margin=0.02, low=0.0, high=1.0)
 RATES = np.array([0.2, 0.4])
@@ -270,3 +270,42 @@ def test_a_candidate_that_is_worse_by_the_margin_rarely_passes_at_any_look(name)
 def test_an_equal_candidate_needs_at_most_four_times_what_a_test_of_fixed_size_does():
     found = simulated.judged('2 actions', 200, 3)['equal']
     assert found['within 4'] >= 0.8 and found['within 2.5'] >= 0.5
+
+
+def sessions(rng, num, steps, served):
+    """Returns actions of a policy that takes one of them in 70%, the rewards, and its probabilities."""
+    logged = np.where(np.arange(4) == served, 0.7, 0.1)
+    actions = rng.choice(4, (num, steps), p=logged)
+    rewards = np.zeros(actions.shape)
+    rewards[:, -1] = rng.random(num) < np.array([0.4, 0.6, 0.2, 0.2])[actions].mean(axis=1)
+    return actions, rewards, logged
+
+
+def beside(log, candidate, incumbent):
+    """Returns what the gate takes of policies that take one action in 70%."""
+    actions, rewards, logged = log
+    both = [np.where(np.arange(4) == policy, 0.7, 0.1) for policy in (candidate, incumbent)]
+    tables = [np.tile(policy, (len(actions), 1)) for policy in (*both, logged)]
+    return LoggedEpisodes(
+        rewards,
+        np.ones(actions.shape, bool),
+        *(np.log(policy[actions] / logged[actions]) for policy in both),
+        known=confidence_sequences.support(*tables) if actions.shape[1] == 1 else None,
+        greatest=np.full(actions.shape, (both[1] / logged).max()),
+    )
+
+
+@pytest.mark.parametrize(('steps', 'num'), [(1, 300), (2, 1_000)])
+def test_what_serves_proves_more_of_the_best_and_rarely_what_is_worse_by_the_margin(steps, num):
+    """Of what is just so much worse than the best, the candidate is what looks best in the sessions that train."""
+    options = GateOptions(margin=0.24, low=0.0, high=1.0, whole=True)
+    passed = np.zeros(3, int)
+    for seed in range(20):
+        rng = np.random.default_rng([steps, seed])
+        held_out, rest = (sessions(rng, size, steps, 0) for size in (num, 10 * num))
+        means = [rest[1].sum(axis=1)[(rest[0] == action).any(axis=1)].mean() for action in (2, 3)]
+        given = [(one, Through(beside(held_out, one, 0), beside(rest, 0, 1))) for one in (0, 2 + np.argmax(means))]
+        passed += [judge(beside(held_out, one, 1), options, of).passes for one, of in ((0, None), *given)]
+    direct, through, worse = passed
+    assert direct + 10 <= through
+    assert worse <= 5  # 99.9% of binomials with 5% of 20 are not above

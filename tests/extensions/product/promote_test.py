@@ -1,5 +1,6 @@
 """The real program that promotes versions: judged by held-out episodes, and taken back without TensorFlow."""
 
+import functools
 import json
 import os
 import re
@@ -316,6 +317,42 @@ def test_margins_do_not_add_up(data, tmp_path):
     found = states.read(publisher.directory)
     assert (found.stable, found.best) == (2, 1), 'it is not proved to be better'
     assert (publisher.directory / '1' / 'PROMOTED').exists()
+
+
+@pytest.mark.parametrize(('steps', 'num'), [(1, 2_000), (2, 20_000)], ids=['decisions', 'sessions'])
+def test_what_a_candidate_was_trained_on_compares_what_serves_with_the_best(steps, num, tmp_path):
+    """One that does what serves, which is not the best version: a few held-out ones alone do not prove so much."""
+    publisher = Publisher(tmp_path / 'policies')
+    for step, angle in ((0, 0), (1, np.pi / 4), (2, np.pi / 4)):  # the second and the third lose 0.125 of 0.5
+        publisher.publish(step, [np.cos(angle), np.sin(angle), 0, 0])
+        if step < 2:
+            states.promote(publisher.directory, step, 'stable', 'first', is_best=step == 0)
+    rng = np.random.default_rng(0)
+    observation = rng.normal(size=(num, 4)).astype(np.float32)
+    served = observation[:, 0] + observation[:, 1] > 0
+    action = np.where(rng.random(num) < 0.3, rng.integers(0, 2, num), served)
+    reward = (action == (observation[:, 0] > 0)) * rng.random(num) / steps
+    info = {'log_probability': np.log(np.where(action == served, 0.85, 0.15)).astype(np.float32)}
+    whose = {'episode': np.arange(num) // steps, 'policy_info': info}
+    arrays.from_arrays(tmp_path / 'log', observation, action, reward, **whose)
+    split(Dataset([f'{tmp_path}/log']), tmp_path / 'parts', 0.1)
+    held_out, new_train = (f'{tmp_path}/parts/{part}' for part in (HELD_OUT, TRAIN))
+    options = {'margin': 0.15, 'epsilon': 0.3, 'low': 0.0, 'high': 1.0, 'whole': steps > 1}
+    judged = functools.partial(promotion.promote, publisher.directory, '2', 'stable', '', data=[held_out], **options)
+    assert not judged()[1]
+    trained_on = {metadata.TRAINED_ON: metadata.lineage([tmp_path / 'parts' / TRAIN])}
+    for version in (0, 1):
+        added_metadata.add(publisher.directory / str(version), **trained_on)
+        with pytest.raises(
+            UserValueError, match=f'greedy_policy/{version}, which was trained on data that may be amon'
+        ):
+            judged(new_train=[new_train])
+        added_metadata.add(publisher.directory / str(version), **{metadata.TRAINED_ON: []})
+    added_metadata.add(publisher.directory / '2', **trained_on)  # the candidate may be trained on them
+    flags = '--margin=0.15', '--epsilon=0.3', *RANGE, *['--whole_sessions'] * (steps > 1)
+    ended = promote(tmp_path, '--candidate=2', f'--data={held_out}', f'--new_train={new_train}', *flags)
+    assert ended.returncode == 0 and f'/0, also through {publisher.directory}/1\n' in ended.stdout, ended.stdout
+    assert states.read(publisher.directory).best == 0
 
 
 def test_clusters_count_once(publish, tmp_path):

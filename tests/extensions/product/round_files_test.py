@@ -173,10 +173,14 @@ def test_what_is_not_decided_is_judged_by_all_that_comes_later(tmp_path, steps):
     assert f'--level={steps.gate.level_of(2, others=1)}' in judge.command
     assert 1 - steps.gate.level_of(2, others=1) == pytest.approx((1 - steps.gate.level_of(2)) / 4)
     _round(tmp_path, 3)
+    new_train = third.directory / 'parts' / 'new_train'
+    new_train.mkdir()
+    (new_train / 'dataset.json').touch()
     for rounds, others in ((1, 0), (2, 1)):
         rolling = dataclasses.replace(steps, gate=dataclasses.replace(steps.gate, held_out_rounds=rounds))
         *_, judge = rolling.of(third)
         assert f'--level={rolling.gate.level_of(3, others)}' in judge.command
+        assert (f'--new_train={new_train}' in judge.command) == (rounds == 1)
 
 
 def test_a_candidate_waits_while_the_same_version_serves_and_not_for_ever(tmp_path, steps):

@@ -111,6 +111,14 @@ def test_episodes_of_an_earlier_split_are_trained_on(data, tmp_path):
     assert sorted([*episodes(train, 'reward'), *held]) == list(range(EPISODES))
     _, new = parts(data, tmp_path / 'new', share=1.0, earlier=tmp_path / 'earlier')
     assert set(episodes(new, 'reward')) == set(range(EPISODES)) - {*earlier[0], *earlier[1]}
+    train, again = parts(data, tmp_path / 'once', share=0.25, earlier=tmp_path / 'earlier')
+    assert set(episodes(again, 'reward')) == held
+    new_train = tmp_path / 'once' / 'new_train'
+    assert sorted(episodes(new_train, 'reward')) == sorted({*episodes(new, 'reward')} - held)
+    assert {*episodes(new_train, 'reward')} < {*episodes(train, 'reward')}
+    assert [*tmp_path.glob('*/new_train')] == [new_train], 'for one round, and what is trained on'
+    ours, theirs, others = (metadata.lineage([path]) for path in (new_train, train, again))
+    assert metadata.may_share_episodes(ours, theirs) and not metadata.may_share_episodes(ours, others)
     train, nothing = parts(old, tmp_path / 'nothing', share=1.0, earlier=tmp_path / 'earlier')
     assert len(episodes(train, 'reward')) == 250 and not nothing.exists()
     train = tmp_path / 'later' / 'train'

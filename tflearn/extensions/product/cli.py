@@ -86,7 +86,7 @@ def _promote_candidate(switches: flags.FlagValues, directory: pathlib.Path) -> i
 
     text, done = promotion.promote(
         directory, switches.candidate, switches.to, switches.why, switches.incumbent, switches.data,
-        switches.share or 0.0, **gate,
+        switches.share or 0.0, switches.new_train, **gate,
     )  # fmt: skip
     print(text)
     return 0 if done else 1

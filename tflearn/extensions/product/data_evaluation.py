@@ -231,6 +231,11 @@ class PolicyProbabilities:
         self.edges = known.edges
 
     @property
+    def has_memory(self) -> bool:
+        """Whether they depend on earlier steps."""
+        return bool(tf.nest.flatten(self._policy.initial_state(1)))
+
+    @property
     def even(self) -> 'PolicyProbabilities':
         """Even chance among the actions that are legal."""
         return PolicyProbabilities(self._policy, self._even, self._even)
@@ -240,7 +245,7 @@ class PolicyProbabilities:
         return _log_probability(self._known, self._policy, rows, lengths)
 
     def of_choices(self, rows: Any, index: np.ndarray, edges: np.ndarray | None) -> np.ndarray:
-        """Returns the probabilities of all choices in rows that begin an episode, [len(index), A].
+        """Returns the probabilities of all choices in rows, [len(index), A]; with memory these begin an episode.
 
         Of a number a choice is what is between two of `edges`.
         """
@@ -274,7 +279,7 @@ def support(
     incumbent: PolicyProbabilities,
     log: PolicyProbabilities,
 ) -> Support:
-    """Returns the support of the rows `index`, each an episode of one step."""
+    """Returns the support of the rows `index`; see `PolicyProbabilities.of_choices`."""
     found, edges = [], edges_of(candidate, incumbent, log)
     for begin in range(0, len(index), _NUM_ROWS):  # there may be many actions
         block = index[begin : begin + _NUM_ROWS]

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from tflearn.core import confidence_sequences
-from tflearn.core.confidence_sequences import Support, Variable, log_wealth
+from tflearn.core.confidence_sequences import Chain, Support, Variable, log_wealth
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.product import estimators
 from tflearn.extensions.product.estimators import Episodes
-from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes, ScaledLog, scale
+from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes, ScaledLog, Through, scale
 
 _REFUTED = 0.05  # the level at which logged probabilities are refuted
 _LAST_SHARE = 0.25
@@ -82,6 +82,7 @@ class Claim:
       shift: in their unit.
       unit: that unit, in the one of the data.
       text: the opposite.
+      chains: of other units, what proves it as `ours` do.
     """
 
     ours: Sequence[Variable]
@@ -89,10 +90,11 @@ class Claim:
     shift: float
     unit: float
     text: str
+    chains: Sequence[Chain] = ()
 
     def is_proved(self, threshold: float) -> bool:
         """Returns whether the log wealth against the opposite is as large as the threshold."""
-        return log_wealth(self._merged[0], self.shift) >= threshold
+        return log_wealth([*self._merged[0], *self.chains], self.shift) >= threshold
 
     def is_refuted(self, threshold: float) -> bool:
         """Returns whether the opposite is proved."""
@@ -101,7 +103,10 @@ class Claim:
     def needed(self, threshold: float) -> tuple[float, float]:
         """Returns about how many more units prove it, and refute it; inf if that does not grow."""
         num, (ours, theirs) = len(self.ours[0].values), self._merged
-        return _more(ours, self.shift, threshold, num), _more(theirs, -self.shift, threshold, num)
+        return (
+            _more(ours, self.shift, threshold, num, self.chains),
+            _more(theirs, -self.shift, threshold, num),
+        )
 
     @functools.cached_property
     def _merged(self) -> tuple[list[Variable], list[Variable]]:
@@ -113,9 +118,10 @@ class Claim:
         """Returns the quantity in the units from `begin` on: the variable with the least spread, and both ends."""
         ours, theirs = ([each.part(slice(begin, None)) for each in of] for of in (self.ours, self.theirs))
         least = min(ours, key=lambda each: each.spread)
-        low, high = (
-            confidence_sequences.lower_bound([each.merged() for each in of], alpha, -1.0, 1.0) for of in (ours, theirs)
-        )
+        proofs: list[Variable | Chain] = [each.merged() for each in ours]
+        proofs += () if begin else self.chains
+        low = confidence_sequences.lower_bound(proofs, alpha, -1.0, 1.0)
+        high = confidence_sequences.lower_bound([each.merged() for each in theirs], alpha, -1.0, 1.0)
         return Estimate(*(self.unit * each for each in (least.mean, low, -high)))
 
 
@@ -192,8 +198,8 @@ class Verdict:
         return {'passes': self.passes, **estimators.finite(dataclasses.asdict(self))}
 
 
-def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
-    """Compares two policies by the same episodes.
+def judge(log: LoggedEpisodes, options: GateOptions, through: Through | None = None) -> Verdict:
+    """Compares two policies by the same episodes, and by others through a third policy.
 
     Raises:
       ValueError: if there are fewer than two episodes, no range is stated, or an episode is longer than stated.
@@ -201,10 +207,11 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
     scaled = scale(log, options)
     options, shift = scaled.options, options.margin / scaled.unit
     text = 'the difference is below -margin'
-    difference = Claim(scaled.difference, scaled.reverse, shift, scaled.unit, text)
+    chains = _chains(through, options) if through else []
+    difference = Claim(scaled.difference, scaled.reverse, shift, scaled.unit, text, chains)
     limited = {limit.name: _limited(log, options, limit) for limit in options.limits}
     claims = [difference, *(claim for claim, _ in limited.values())]
-    doubt = max(0.0, _log_doubt(log, scaled.known))
+    doubt = max(0.0, _log_doubt(log, scaled.known), _log_doubt(through.rest, through.rest.known) if through else 0.0)
     # Evidence that is no stronger than that against the log's probabilities does not count.
     threshold = doubt - math.log(options.alpha)
     outcome: Literal['passes', 'worse', 'not decided'] = 'not decided'
@@ -244,6 +251,17 @@ def judge(log: LoggedEpisodes, options: GateOptions) -> Verdict:
         warnings=_warnings(scaled),
         costs={limit.name: _cost(log, *limited[limit.name], limit, threshold) for limit in options.limits},
     )
+
+
+def _chains(through: Through, options: GateOptions) -> list[Chain]:
+    """Returns the comparisons through what serves, each with one control variate."""
+    logs = through.rest, *([through.later] if through.later and len(through.later.rewards) > 1 else [])
+    if any(log.shares is not None for log in (through.near, *logs)):
+        return []  # How many decisions were dropped is not known, and so not the shares of the bets.
+    near, *others = scale(through.near, options).difference, *(scale(log, options).controlled for log in logs)
+    merged = [[each.merged() for each in of] for of in (near, *others)]
+    # The first ones of each need no probabilities of other actions.
+    return [Chain(one, rest, later) for one, rest, *later in zip(*merged, strict=False)]
 
 
 def _limited(log: LoggedEpisodes, options: GateOptions, limit: Limit) -> tuple[Claim, ScaledLog]:
@@ -308,14 +326,16 @@ def _needed(claims: Sequence[Claim], threshold: float) -> int | None:
     return math.ceil(least) if math.isfinite(least) else None
 
 
-def _more(variables: Sequence[Variable], shift: float, threshold: float, num_units: int) -> float:
+def _more(
+    variables: Sequence[Variable], shift: float, threshold: float, num_units: int, chains: Sequence[Chain] = ()
+) -> float:
     """Returns about how many more units refute a mean of -shift or less; inf if no bet grows."""
     growth = max(float(each.log_wealths(shift).max()) for each in variables)
-    wealth = log_wealth(variables, shift)
+    wealth = log_wealth([*variables, *chains], shift)
     if growth <= 0 or wealth >= threshold:
         return 0.0 if wealth >= threshold else math.inf
     # The mixture lags behind its best bet, in the end by the share of the bets that grow nearly as fast.
-    lag = math.log(len(variables) * len(confidence_sequences.BETS) / _NEIGHBOURS)
+    lag = math.log((len(variables) + len(chains)) * len(confidence_sequences.BETS) / _NEIGHBOURS)
     rest = threshold - wealth + max(0.0, lag - (growth - wealth))
     return rest / growth * num_units
 

@@ -1,6 +1,7 @@
 """tflearn promote: the gate between two exported policies, and the states of the one that passes."""
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import shutil
@@ -21,10 +22,9 @@ from tflearn.extensions.product import data_evaluation, gate, reward_parts, row_
 from tflearn.extensions.product.data_evaluation import CLUSTER, TIME, WEIGHT, PolicyProbabilities, Served
 from tflearn.extensions.product.evaluation import padded_array
 from tflearn.extensions.product.gate import Verdict
-from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes
+from tflearn.extensions.product.scaled_log import GateOptions, Limit, LoggedEpisodes, Through
 from tflearn.files import digests, numbered
 from tflearn.policies import added_metadata, loader, states, versions
-from tflearn.policies.loader import LoadedPolicy
 
 GATE = 'gate'  # the key of a version's metadata
 _SAME = 1e-4  # of log-probabilities, which are stored as float32
@@ -38,6 +38,8 @@ def judge(
     options: GateOptions,
     served: Served,
     logged_by: Sequence[pathlib.Path] = (),
+    serving: pathlib.Path | None = None,
+    new_train: Sequence[str] = (),
 ) -> Verdict:
     """Judges an exported policy by logged episodes, and writes the verdict into its `metadata.json`.
 
@@ -48,29 +50,49 @@ def judge(
       options: what the candidate has to prove.
       served: how the server makes both act.
       logged_by: versions that may have logged some of the episodes, besides the incumbent.
+      serving: what the candidate is also compared through, by `new_train`; None: nothing.
+      new_train: the paths of episodes of the same time as the first ones of `dataset`, which may have trained the
+        candidate, but neither `serving` nor the incumbent.
 
     Raises:
       ValueError: if there are no such policies or data, they are of different environments, the probabilities of
-        the actions are not known, or the candidate was trained on the episodes.
+        the actions are not known, the candidate was trained on the episodes, or another one on `new_train`.
     """
     reader = EpisodeReader(dataset)
     specs = columns.read_specs(reader.directories[0])
-    _check_clusters(reader)
-    policies = {path: loader.load(path) for path in (candidate, incumbent) if path is not None}
+    new_train = new_train if serving else ()
+    _check_clusters(EpisodeReader(Dataset([*dataset.paths, *new_train])))
+    policies = {path: loader.load(path) for path in (candidate, incumbent, serving) if path is not None}
     for policy in policies.values():
         data_evaluation.check_policy(policy, specs, reader.directories)
     used = metadata.lineage(reader.directories)
-    _check_unseen(candidate, policies[candidate], used)
+    trained = metadata.lineage(EpisodeReader(Dataset(new_train)).directories) if new_train else []
+    for path, unseen in ((candidate, used), (incumbent, trained), (serving, trained)):
+        if path and data_evaluation.was_trained_on(policies[path], unseen):
+            raise UserValueError(
+                f'got {path}, which was trained on data that may be among these, {unseen[0]["path"]}; need episodes '
+                'that it has never seen, see tflearn data split'
+            )
+    _check_once([*used, *trained])
     stated = data_evaluation.evidence(reader.directories)
     given = data_evaluation.reward_range(options, stated)
     given |= {name: getattr(options, name) or stated.get(name) for name in ('longest', 'greatest_weight')}
     options = dataclasses.replace(options, **given, limits=[_ranged(limit, stated) for limit in options.limits])
     acting = {path: data_evaluation.probabilities(policy, specs, served) for path, policy in policies.items()}
-    others = acting[incumbent] if incumbent else None
-    loggers = (data_evaluation.probabilities(loader.load(path), specs, served) for path in logged_by)
+    acting_log = functools.cache(lambda path: data_evaluation.probabilities(loader.load(path), specs, served))
     costs = [limit.name for limit in options.limits]
-    log = logged_episodes(dataset, specs, acting[candidate], others, loggers, costs, options.greatest_weight)
-    verdict = gate.judge(log, options)
+
+    def logged(of: Dataset, one: pathlib.Path, other: pathlib.Path | None, controls: bool = False) -> LoggedEpisodes:
+        beside, loggers = acting[other] if other else None, map(acting_log, logged_by)
+        return logged_episodes(of, specs, acting[one], beside, loggers, costs, options.greatest_weight, controls)
+
+    through = None
+    if serving and new_train:
+        first, *rest = dataset.paths
+        later = logged(Dataset(rest), candidate, incumbent, controls=True) if rest else None
+        others = logged(Dataset(new_train), serving, incumbent, controls=True)
+        through = Through(logged(Dataset([first]), candidate, serving), others, later)
+    verdict = gate.judge(logged(dataset, candidate, incumbent), options, through)
     if incumbent and data_evaluation.was_trained_on(policies[incumbent], used):
         warning = f'{incumbent} was trained on data that may be among these: its value is too good'
         verdict = dataclasses.replace(verdict, warnings=(*verdict.warnings, warning))
@@ -95,13 +117,8 @@ def _ranged(limit: Limit, stated: Mapping[str, Any]) -> Limit:
     )
 
 
-def _check_unseen(path: pathlib.Path, policy: LoadedPolicy, used: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError if a decision has trained the candidate, or would count twice."""
-    if data_evaluation.was_trained_on(policy, used):
-        raise UserValueError(
-            f'got {path}, which was trained on data that may be among these; need episodes that it has never seen, see '
-            'tflearn data split'
-        )
+def _check_once(used: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if a decision would count twice."""
     for one, other in itertools.combinations(used, 2):
         if metadata.may_share_episodes([one], [other]):
             raise UserValueError(
@@ -132,24 +149,19 @@ def logged_episodes(
     loggers: Iterable[PolicyProbabilities] = (),
     costs: Sequence[str] = (),
     greatest_weight: float | None = None,
+    controls: bool = False,
 ) -> LoggedEpisodes:
     """Returns episodes in the order of their times, and what the policies make of them; `loggers` see `judge`."""
     parts = {name: reward_parts.column(name) for name in costs}
-    episodes, info = data_evaluation.read(dataset, specs, with_unknown=True, parts=[*parts.values()])
-    log_behaviour = info.get(data_evaluation.LOG_PROBABILITY)
-    if log_behaviour is None:
-        raise UserValueError(
-            f'got {", ".join(dataset.paths)} without the probabilities of the actions; need the column '
-            "policy_info.log_probability; log them, see the column map's `propensity`"
-        )
+    episodes, info = _read(dataset, specs, [*parts.values()])
+    log_behaviour = info[data_evaluation.LOG_PROBABILITY]
     rows, lengths = data_evaluation.joined(episodes)
     starts = np.cumsum(lengths) - lengths
     times, clusters, weights = (info[each][starts] if each in info else None for each in (TIME, CLUSTER, WEIGHT))
     is_step = data_evaluation.is_step(rows)
     counted = np.flatnonzero(is_step)
-    numbers = np.arange(len(rows.reward)) - np.repeat(starts, lengths)
     order = np.argsort(times, kind='stable') if times is not None else np.arange(len(lengths))
-    places = np.repeat(np.argsort(order), lengths)[counted], numbers[counted]
+    places = np.repeat(np.argsort(order), lengths)[counted], counted - np.repeat(starts, lengths)[counted]
     shape = len(lengths), int(places[1].max()) + 1
     padded = lambda values: padded_array(shape, places, values[counted])  # noqa: E731
     own = candidate.of_actions(rows, lengths)
@@ -167,22 +179,37 @@ def logged_episodes(
     if not candidate.num_choices and edges is None:
         return found
     log_even, known = candidate.even.of_actions(rows, lengths), None
-    if shape[1] == 1 and len(counted) == len(lengths):
+    is_single = shape[1] == 1 and len(counted) == len(lengths)
+    # `controls` need the greatest weights of sessions. What depends on earlier steps is not known of each step.
+    usable = lambda log: (log.num_choices or log.edges is not None) and (is_single or not log.has_memory)  # noqa: E731
+    if is_single or (controls and all(map(usable, (candidate, incumbent or candidate)))):
         # An incumbent that is the log has no probabilities of its own.
-        own_log = [(incumbent, others[counted])] if incumbent else []
-        own_log.append((candidate.even, log_even[counted]))
-        usable = (log for log in loggers if log.num_choices or log.edges is not None)
-        logs = itertools.chain(own_log, ((log, log.of_actions(rows, lengths)[counted]) for log in usable))
-        known = _known(rows, counted, log_behaviour[counted], candidate, incumbent, logs)
-        known = known and Support(**{name: values[order] for name, values in vars(known).items()})
+        own_log = [(incumbent, others)] if incumbent else []
+        computed = ((log, log.of_actions(rows, lengths)) for log in filter(usable, loggers))
+        logs = itertools.chain(own_log, [(candidate.even, log_even)], computed)
+        known = _known(rows, counted, log_behaviour, candidate, incumbent, logs)
+    if known and is_single:
+        found = dataclasses.replace(found, known=Support(**{name: of[order] for name, of in vars(known).items()}))
+    elif known and not known.incumbent_untaken.any():
+        found = dataclasses.replace(found, greatest=padded_array(shape, places, known.greatest_incumbent))
     actions, log_sizes = _choices(rows.action, edges)
     return dataclasses.replace(
         found,
-        known=known,
         actions=padded(actions.astype(np.float64)).astype(np.int64),
         log_behaviour=padded(log_behaviour + log_sizes),
         log_even=padded(log_even + log_sizes),
     )
+
+
+def _read(dataset: Dataset, specs: EnvironmentSpecs, parts: Sequence[str]) -> tuple[Sequence[Any], Any]:
+    """Returns the episodes and their policy info; raises ValueError if it has no probabilities of the actions."""
+    episodes, info = data_evaluation.read(dataset, specs, with_unknown=True, parts=parts)
+    if data_evaluation.LOG_PROBABILITY not in info:
+        raise UserValueError(
+            f'got {", ".join(dataset.paths)} without the probabilities of the actions; need the column '
+            "policy_info.log_probability; log them, see the column map's `propensity`"
+        )
+    return episodes, info
 
 
 def _choices(actions: np.ndarray, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | float]:
@@ -206,7 +233,7 @@ def _known(
     Args:
       rows: as of `data_evaluation.support`.
       index: the row of each decision.
-      logged: the logged log-probability of each decision's action.
+      logged: the logged log-probabilities of the actions in all rows.
       candidate: the candidate.
       incumbent: the incumbent; None is the log.
       logs: policies, with their log-probabilities of the same actions. A decision may be of each
@@ -218,7 +245,7 @@ def _known(
     found = {field.name: np.zeros(len(index)) for field in dataclasses.fields(Support)}
     is_known = np.zeros(len(index), bool)
     for log, log_probabilities in logs:
-        is_same = np.isclose(log_probabilities, logged, rtol=0, atol=_SAME)
+        is_same = np.isclose(log_probabilities[index], logged[index], rtol=0, atol=_SAME)
         if is_same.any():
             said = data_evaluation.support(rows, index[is_same], candidate, incumbent or log, log)
             for name, values in found.items():
@@ -284,6 +311,7 @@ def promote(
     incumbent: str = '',
     data: Sequence[str] = (),
     share: float = 0.0,
+    new_train: Sequence[str] = (),
     **options: Any,
 ) -> tuple[str, bool]:
     """Promotes a candidate to a state if it passes the gate.
@@ -296,6 +324,7 @@ def promote(
       incumbent: see `find`; '' is the stable version, or what has logged the episodes if there is none.
       data: the paths of the held-out episodes; () promotes without a gate.
       share: the share of the requests that a canary answers.
+      new_train: the paths of episodes which compare it with the best version through the incumbent, see `judge`.
       **options: those of `GateOptions`, and of `Served`.
 
     Returns:
@@ -310,8 +339,11 @@ def promote(
         # The incumbent comes last: the version's metadata have its verdict.
         for each in dict.fromkeys((best, name)):
             against = find(directory, each) if each else None
-            verdict = judge(path, against, Dataset(data), GateOptions(**options), served, _loggers(known, directory))
-            lines += [f'candidate {path}, incumbent {against or "the log"}', verdict.text()]
+            beside = find(directory, name) if new_train and each != name else None
+            loggers = _loggers(known, directory)
+            verdict = judge(path, against, Dataset(data), GateOptions(**options), served, loggers, beside, new_train)
+            through = f', also through {beside}' if beside else ''
+            lines += [f'candidate {path}, incumbent {against or "the log"}{through}', verdict.text()]
             if not verdict.passes:
                 return '\n'.join(lines), False
             is_best = is_best and (each != best or not best or verdict.difference.low > 0)

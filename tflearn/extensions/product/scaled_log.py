@@ -99,6 +99,8 @@ class LoggedEpisodes:
       clusters: whose episodes these are, such as hashes of users, [N]; None: the claim is about the decisions.
       shares: of a log that was subsampled, the weight of each episode divided by the greatest possible one, [N].
       costs: parts of the rewards by their names, each [N, T]; NaN is an unknown one, which counts as the worst.
+      greatest: the greatest incumbent's weight of all actions of a step, [N, T], any number in the padding; None if it
+        is not known, or the log does not take all that the incumbent takes.
     """
 
     rewards: np.ndarray
@@ -112,6 +114,23 @@ class LoggedEpisodes:
     clusters: np.ndarray | None = None
     shares: np.ndarray | None = None
     costs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    greatest: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Through:
+    """Episodes that compare a candidate with the incumbent through what serves, see `core.confidence_sequences`.
+
+    Attributes:
+      near: the candidate beside what serves, which none of them has trained.
+      rest: what serves, as the candidate, beside the incumbent, which these have not trained either; others may be
+        trained on them. They are of the same time as `near`.
+      later: those that came later: the candidate beside the incumbent; None if there are none.
+    """
+
+    near: LoggedEpisodes
+    rest: LoggedEpisodes
+    later: LoggedEpisodes | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +168,20 @@ class ScaledLog:
         """Of the candidate's value less the incumbent's, in the order of the units."""
         found = confidence_sequences.difference(*self.weights, self.rewards, self.discounts, self.known)
         return [self._by_unit(each) for each in found]
+
+    @property
+    def controlled(self) -> list[Variable]:
+        """The same as `difference`; of sessions with a control variate, if the greatest weights are known."""
+        log, steps = self.log, self.weights[1].shape[1]
+        if log.greatest is None or self.known is not None:
+            return self.difference
+        known = confidence_sequences.control(np.exp(log.incumbent), log.greatest)
+        # Of a session that has ended, or is weighed as a whole, that of its last step.
+        known = np.pad(known, ((0, 0), (0, max(0, steps - known.shape[1]))), 'edge')[:, -steps:]
+        (found,) = confidence_sequences.difference(*self.weights, self.rewards, self.discounts, None)
+        values = found.values + 1 - known @ self.discounts / self.discounts.sum()
+        bound = max(confidence_sequences.GREATEST_CONTROL, float(known.max()))
+        return [self._by_unit(Variable(values, bound))]
 
     @functools.cached_property
     def reverse(self) -> list[Variable]:

@@ -23,6 +23,7 @@ from tflearn.data.reader import Dataset, EpisodeReader, find_directories, with_u
 from tflearn.data.writer import EpisodeWriter
 
 TRAIN, HELD_OUT = 'train', 'held_out'
+NEW_TRAIN = 'new_train'  # those of `TRAIN` that no earlier split has had
 TIME, ID = 'time', 'id'
 _TIMES, _CLUSTER = 'policy_info.time', 'policy_info.cluster'
 _IDS = _CLUSTER, 'policy_info.episode', 'policy_info.id'
@@ -45,7 +46,9 @@ def split(
     earlier: pathlib.Path | None = None,
     rounds: PositiveInt = 1,
 ) -> str:
-    """Writes the data sets `output`/train and `output`/held_out.
+    """Writes the data sets `output`/train and `output`/held_out; with `earlier`, if `rounds` is 1, `output`/new_train.
+
+    That has once more the episodes to train on that are new: they may compare policies that were trained before.
 
     Args:
       dataset: the episodes.
@@ -92,7 +95,9 @@ def split(
         new = _numbers(dataset, column, share) - set(done.tolist())
     numbers, clusters = list[float](), (set[int](), set[int]())
 
-    def is_held_out(record: bytes, episode: Any) -> bool:
+    known = {*seen[0].tolist()}
+
+    def parts_of(record: bytes, episode: Any) -> list[str]:
         if by == TIME:
             held_out = _end(episode) >= begin
         else:
@@ -100,17 +105,18 @@ def split(
             held_out = numbers[-1] in new if new or share == 1 else numbers[-1] < share
         if _CLUSTER in episode:
             clusters[held_out].add(int(episode[_CLUSTER][0]))
-        return held_out
+        is_new = earlier is not None and rounds == 1 and numbers[-1] not in known
+        return [HELD_OUT] if held_out else [TRAIN, NEW_TRAIN][: 1 + is_new]
 
     def finish(begun: pathlib.Path) -> None:
         if both := clusters[0] & clusters[1]:
             raise UserValueError(f'got by={by!r}, which puts {len(both)} clusters in both parts; need by={ID!r}')
         held_out = new if new or share == 1 else {number for number in numbers if number < share}
         # With a share of 1 nothing is trained on.
-        kept = held_out | {*seen[0].tolist()} if share == 1 else held_out
+        kept = held_out | known if share == 1 else held_out
         np.save(begun / _SEEN, _seen_after(seen, numbers, kept, rounds))
 
-    totals = _write(readers, output, facts, compress, column, is_held_out, finish)
+    totals = _write(readers, output, facts, compress, column, parts_of, finish)
     all_episodes, all_steps = sum(total[1] for total in totals), sum(total[2] for total in totals)
     return '\n'.join(
         f'{output / part}: {episodes} episodes ({episodes / all_episodes:.1%}), {steps} steps ({steps / all_steps:.1%})'
@@ -134,7 +140,7 @@ def _write(
     facts: Mapping[str, Any],
     compress: bool,
     column: str,
-    is_held_out: Callable[[bytes, Any], bool],
+    parts_of: Callable[[bytes, Any], Sequence[str]],
     finish: Callable[[pathlib.Path], None],
 ) -> list[tuple[str, int, int]]:
     """Writes both parts; returns the name of each with the numbers of its episodes and steps."""
@@ -144,13 +150,15 @@ def _write(
 
         @functools.cache
         def writer(part: str, name: str) -> EpisodeWriter:
-            about = {'split': {**facts, 'part': part}, **metadata.kept(reader.directories)}
+            its_part = TRAIN if part == NEW_TRAIN else part  # whose episodes it has
+            about = {'split': {**facts, 'part': its_part}, **metadata.kept(reader.directories)}
             made = EpisodeWriter(begun / part / name, specs, reader.columns, metadata=about, compress=compress)
             return closing.enter_context(contextlib.closing(made))
 
         for name, each in readers.items():
             for record, episode in _named(each, column):
-                writer(parts[is_held_out(record, episode)], name).write_together([*episode.values()])
+                for part in parts_of(record, episode):
+                    writer(part, name).write_together([*episode.values()])
         closing.close()
         # Where all that is new is held out, a part may have no episode: it has no data set then.
         made = [part for part in parts if facts['share'] < 1 or (begun / part).exists()]
@@ -161,8 +169,9 @@ def _write(
                 'another share, or other names'
             )
         finish(begun)
-        for part in made:
-            metadata.keep_vocabularies(reader.directories, begun / part)
+        for part in (*made, NEW_TRAIN):
+            if (begun / part).exists():
+                metadata.keep_vocabularies(reader.directories, begun / part)
     return totals
 
 

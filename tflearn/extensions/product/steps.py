@@ -426,6 +426,9 @@ class Steps:
         held_out = [candidate.other(number).directory for number in range(first, candidate.number + 1)]
         # Of a round whose files were removed nobody knows.
         others = sum((each / _LATER).exists() or not (each / _PARTS).exists() for each in held_out)
+        new = candidate.directory / _PARTS / 'new_train'
+        if self.gate.held_out_rounds == 1 and (new / 'dataset.json').exists():
+            options.append(f'--new_train={new}')
         return [*where, *data, f'--level={self.gate.level_of(candidate.number, others)}', *options]
 
     def _is_judged(self, candidate: Round, begun: Round) -> bool:
