@@ -16,7 +16,7 @@ from typing import Any, Literal
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.core import extensions, tokens
+from tflearn.core import extensions, log_format, tokens
 from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.verbs import Verb
@@ -138,6 +138,7 @@ def read(
       False if the program need not run, since it has shown its help.
     """
     with ending(program):
+        log_format.set_up(program)
         rest = parse(sys.argv)
         if flags.FLAGS.help or flags.FLAGS.helpfull:
             root = '--root_dir=/tmp/run ' if 'root_dir' in flags.FLAGS else ''

@@ -20,7 +20,7 @@ from typing import NoReturn
 from absl import logging
 
 from tflearn.config import job_config
-from tflearn.core import background
+from tflearn.core import background, log_format
 from tflearn.core.errors import DEADLINE_EXIT_STATUS, TRY_AGAIN_EXIT_STATUS, LoggedError, UserError, UserTimeoutError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
@@ -90,9 +90,9 @@ def _set_up_logging(job: str) -> None:
     """Logs to stderr with time stamps and the job's name, and prints all stacks on a crash and on SIGUSR1."""
     logging.use_absl_handler()
     handler = logging.get_absl_handler()
-    handler.setFormatter(
-        standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
-    )
+    plain = standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
+    handler.setFormatter(log_format.JsonFormatter(job) if log_format.is_json() else plain)
+    log_format.set_up(job)
     handler.addFilter(_is_for_the_user)
     faulthandler.enable(_STDERR)
     faulthandler.register(signal.SIGUSR1, _STDERR)

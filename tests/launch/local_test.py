@@ -68,6 +68,21 @@ def test_appends_to_logs(run, run_dir):
     assert 'say=second' in lines[2]
 
 
+def test_lines_are_objects_of_json_where_that_is_asked_for(run_dir, monkeypatch, capsys):
+    monkeypatch.setenv('TFLEARN_LOG_FORMAT', 'json')
+    error = json.dumps({'message': 'tflearn-train: error: got a; need b; do c'})
+    monkeypatch.setattr(sys, 'stdout', io.StringIO())
+    code = local.run(topology(run_dir, train=[f'say={error}', 'exit=2'], replay_server=RUN), run_dir)
+    lines = [json.loads(line) for line in sys.stdout.getvalue().splitlines()]
+    assert code == 2 and lines[0]['message'].startswith('Run in ') and lines[0]['job'] == 'launch'
+    assert capsys.readouterr().err == 'tflearn-train: error: got a; need b; do c\n', (
+        "that program's stderr is as it was"
+    )
+    for job in ('launch', 'train'):
+        header = json.loads(run_dir.log(job).read_text().splitlines()[0])
+        assert header['job'] == job and header['message'].startswith('===== ')
+
+
 def test_a_full_disk_does_not_end_the_launch(run, run_dir):
     run_dir.logs.mkdir(parents=True)
     run_dir.log('launch').symlink_to('/dev/full')

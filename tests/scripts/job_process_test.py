@@ -1,5 +1,6 @@
 """How a job's process ends: on signals, on errors, and although something in it hangs. Real processes."""
 
+import json
 import pathlib
 import signal
 import subprocess
@@ -61,6 +62,15 @@ def test_exit_status_of_a_job_that_is_done(start):
     assert stderr.startswith('I 20')
     assert ' toy ' in stderr
     assert stderr.endswith('] hello\n')
+
+
+def test_logs_are_objects_of_json_for_collectors_of_logs(start, monkeypatch):
+    monkeypatch.setenv('TFLEARN_LOG_FORMAT', 'json')
+    code, stderr = end(start("logging.info('hello'); raise KeyError('a')"))
+    hello, failed, last = map(json.loads, stderr.splitlines())
+    assert code == 1 and (hello['level'], hello['job'], hello['message']) == ('INFO', 'toy', 'hello')
+    assert failed['level'] == 'ERROR' and failed['traceback'].splitlines()[-1] == "KeyError: 'a'"
+    assert (last['level'], last['message']) == ('ERROR', "tflearn-toy: error: KeyError: 'a'")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from tflearn.core import log_format
 from tflearn.core.errors import UserValueError
 from tflearn.files import messages
 from tflearn.files.lock import try_lock
@@ -134,7 +135,7 @@ def run(
         jobs ask for more than this machine has.
       OSError: if a job cannot be started.
     """
-    out, topology = out or sys.stdout, on_one_machine(topology)
+    out, topology = out or log_format.stream('launch', sys.stdout), on_one_machine(topology)
     placements = place(topology, this_machine())
     run_dir.make()
     if done := read_json(run_dir.done, messages.Done):
@@ -271,7 +272,7 @@ class _Log(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
-            os.write(self.fileno(), text.encode())
+            os.write(self.fileno(), log_format.lines('launch', text).encode())
         return len(text)
 
 

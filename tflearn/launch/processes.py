@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tflearn.core import log_format
 from tflearn.core.errors import DEADLINE_EXIT_STATUS
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json
@@ -165,7 +166,8 @@ class JobProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, 'ab') as log:
             with contextlib.suppress(OSError):  # a full disk
-                os.write(log.fileno(), f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'.encode())
+                text = f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'
+                os.write(log.fileno(), log_format.lines(self.job.name, text).encode())
             self._log_start = log.seek(0, os.SEEK_END)
             process: subprocess.Popen[bytes] | Fork | None = None
             if self._warm_parent:
@@ -236,6 +238,7 @@ class JobProcess:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _TAIL_BYTES))
             text = log.read().decode(errors='replace')
+        text = '\n'.join(map(log_format.plain, text.splitlines()))
         return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
 
     def user_error(self) -> str | None:

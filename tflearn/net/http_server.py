@@ -353,9 +353,10 @@ def _refusal(error: Exception, request: Request) -> Response:
     if isinstance(error, HttpRefusal | UserValueError | UserTypeError):
         status = error.status if isinstance(error, HttpRefusal) else HTTPStatus.BAD_REQUEST
         text = str(error)[:_MAX_QUOTED]
-        # A job that has to register again does so by itself.
-        log = logging.info if status == HTTPStatus.PRECONDITION_FAILED else _REFUSALS.log
-        log('refused a request of %s: %s', request.client_address, text)
+        if status == HTTPStatus.PRECONDITION_FAILED:  # that job registers again by itself
+            logging.info('%s has to register again', request.client_address)
+        else:
+            _REFUSALS.log('refused a request of %s: %s', request.client_address, text)
         return json_response({'error': text}, status)
     logging.error('a request failed', exc_info=error)
     text = f'{type(error).__name__}: the server has the details in its log'
