@@ -9,6 +9,7 @@ import sys
 import tomllib
 
 import pytest
+import yaml
 from packaging.specifiers import SpecifierSet
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -40,7 +41,19 @@ def test_the_instructions_are_known_and_in_order():
     names = [name for name, _ in INSTRUCTIONS]
     assert names.index('FROM') == 1 and names[-1] == 'CMD'
     assert names.index('USER') > max(i for i, name in enumerate(names) if name == 'RUN')
-    assert _of('USER') == ['tflearn'] and f'useradd --create-home --uid 1000 {_of("USER")[0]}' in TEXT
+    user = _of('USER')[0]
+    assert user == '1000', 'Kubernetes refuses a name where runAsNonRoot is asked for'
+    assert f'useradd --create-home --uid {user} {CONTAINER["remoteUser"]}' in TEXT
+    assert re.search(r'pip install uv==\d+\.\d+\.\d+ ', TEXT)
+    assert TEXT.index('COPY tflearn/ ') > TEXT.index('--constraint'), 'a change of the code installs no library again'
+
+
+def test_the_ports_are_those_of_the_manifests():
+    template = yaml.safe_load((ROOT / 'tflearn/extensions/clusters/kubernetes.yaml').read_text(encoding='utf-8'))
+    parts = [template['parts'][name]['container']['ports'] for name in ('serve', 'scraped')]
+    ports = {port['containerPort'] for each in parts for port in each}
+    ports |= {port['number'] for port in template['ports']['replay_server'].values()}
+    assert {int(port) for port in _of('EXPOSE')[0].split()} == ports
 
 
 @pytest.mark.parametrize('command', _of('RUN'))
@@ -55,7 +68,7 @@ def test_what_is_copied_is_there_and_not_ignored():
         assert (ROOT / source).exists(), source
         ignored = False
         for rule in rules:
-            if fnmatch.fnmatch(source, rule.removeprefix('!')):
+            if any(fnmatch.fnmatch(each, rule.removeprefix('!')) for each in (source, source.partition('/')[0])):
                 ignored = not rule.startswith('!')
         assert not ignored, source
     assert rules[0] == '*', 'nothing else goes to the daemon: no .git, no runs'
@@ -107,6 +120,5 @@ def test_the_development_container_is_made_of_the_image():
     assert (folder / build['dockerfile']).resolve() == ROOT / 'docker' / 'Dockerfile'
     assert (folder / build['context']).resolve() == ROOT
     assert set(build['args']) <= set(ARGUMENTS)
-    assert CONTAINER['remoteUser'] == _of('USER')[0]
     python = CONTAINER['customizations']['vscode']['settings']['python.defaultInterpreterPath']
     assert f'python -m venv {python.removesuffix("/bin/python")}' in TEXT
