@@ -15,6 +15,7 @@ from scripts import commands, data_flags, job_flags
 from tests.architecture import source_tree
 from tests.testing import docs_blocks
 from tflearn.config import reference
+from tflearn.core import errors
 from tflearn.jobs.train_settings import Intervals
 from tools import algorithm_pages, site_pages
 
@@ -209,19 +210,30 @@ def test_commands_in_documents_have_flags_that_are_there(page):
 
 
 def test_services_of_documents_are_programs_with_flags_that_are_there_and_stop_in_time():
-    units = [configparser.ConfigParser() for _ in code(DOCS / 'serving.md', 'ini')]
-    for unit, text in zip(units, code(DOCS / 'serving.md', 'ini'), strict=True):
-        unit.read_string(text)
+    units = []
+    for text in code(DOCS / 'serving.md', 'ini'):
+        units.append(configparser.ConfigParser(strict=True))
+        units[-1].optionxform = str
+        units[-1].read_string(text)
+    *units, protected = [unit['Service'] for unit in units]
+    assert 'strict' in protected['ProtectSystem'] and protected['User'] == protected['StateDirectory']
     composed = yaml.safe_load(''.join(code(DOCS / 'serving.md', 'yaml')))['services']
-    services = [(unit['Service']['ExecStart'].split(), unit['Service']['TimeoutStopSec']) for unit in units]
+    services = [(unit['ExecStart'].split(), unit['TimeoutStopSec']) for unit in units]
     services += [(each['command'], each['stop_grace_period'].removesuffix('s')) for each in composed.values()]
-    assert len(services) == 2
+    assert len(services) == 4
     for (program, *flags), stop_secs in services:
         given = dict(flag.removeprefix('--').split('=') for flag in flags)
+        if program.endswith('tflearn-launch'):
+            assert given.keys() == {'root_dir', 'gin_file'} and float(stop_secs) >= 2 * 30 + 2 * 10, (
+                'jobs, then servers'
+            )
+            continue
         assert program.endswith('tflearn-serve') and given.keys() <= job_flags.GROUPS['serve'].keys() | {'root_dir'}
         assert float(given['lame_duck_secs']) + 5 < float(stop_secs)
-        assert given['metrics_port'] == '9100'
-    assert [unit['Service']['MemoryMax'] for unit in units] == ['4G'] and composed['policy']['mem_limit'] == '4g'
+        assert (given['metrics_port'], given['policies']) == ('9100', 'greedy_policy'), 'none that explores'
+    assert units[0]['MemoryMax'] == '4G' and composed['policy']['mem_limit'] == '4g'
+    assert units[1]['SuccessExitStatus'] == '143'
+    assert units[1]['RestartPreventExitStatus'].split() == ['2', str(errors.DEADLINE_EXIT_STATUS)]
 
 
 def test_targets_of_programs_are_evaluated_before_the_last_train_step():
