@@ -16,12 +16,13 @@ from typing import Any, Literal
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.core import extensions, log_format, tokens
+from tflearn.core import extensions, tokens
 from tflearn.core.errors import UserError, UserValueError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.verbs import Verb
 from tflearn.core.waiting import HOST_PORT
 from tflearn.files.run_dir import RunDir, is_url, local_path
+from tflearn.launch import log_format
 
 _WIDTH = 120
 

@@ -20,11 +20,12 @@ from typing import NoReturn
 from absl import logging
 
 from tflearn.config import job_config
-from tflearn.core import background, log_format
+from tflearn.core import background
 from tflearn.core.errors import DEADLINE_EXIT_STATUS, TRY_AGAIN_EXIT_STATUS, LoggedError, UserError, UserTimeoutError
 from tflearn.core.system_errors import as_user_error
 from tflearn.core.waiting import PeerStopped, StopEvent, Stopped
 from tflearn.files.run_dir import display_text
+from tflearn.launch import log_format
 
 # Libraries that log each SavedModel, each port and each deprecated call.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')

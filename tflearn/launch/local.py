@@ -16,13 +16,12 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from tflearn.core import log_format
 from tflearn.core.errors import UserValueError
 from tflearn.files import messages
 from tflearn.files.lock import try_lock
 from tflearn.files.run_dir import RunDir, read_json
 from tflearn.files.status import Status
-from tflearn.launch import reports
+from tflearn.launch import log_format, reports
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.reports import PlainView
 from tflearn.launch.supervisor import Failure, Supervisor

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tflearn.core import log_format
 from tflearn.core.errors import DEADLINE_EXIT_STATUS
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, read_json
-from tflearn.launch import orphan_reaper
+from tflearn.launch import log_format, orphan_reaper
 from tflearn.launch.reports import JobReport
 from tflearn.launch.topology import MAX_RESTARTS, Job, Placement
 from tflearn.launch.warm_parent import Fork, WarmParent, start_program, unbuffered_environment
