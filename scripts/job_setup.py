@@ -85,7 +85,7 @@ def main(
         was_done = module is None and _go_on(run_dir, configured, f'tflearn.jobs.{job}')
         if isinstance(result := configured.run(), str):
             print(result, flush=True)
-        if not stop.is_set() and not was_done and (unused := configured.inoperative()):
+        if not stop.is_set() and not was_done and (unused := _unused(configured)):
             logging.info('bindings that had no effect in this job: %s', ', '.join(unused))
 
     preflight.import_from_here()
@@ -131,6 +131,11 @@ def _go_on(run_dir: RunDir, configured: job_config.ConfiguredJob, job: str) -> b
         for line in going_on.begin(run_dir, configured.effective, job):
             logging.info('%s', line)
     return run_dir.done.exists()
+
+
+def _unused(configured: job_config.ConfiguredJob) -> list[str]:
+    """Returns the bindings that had no effect, but those of packaged files, which nobody has to correct."""
+    return [each for each in configured.inoperative() if f'({files.folder()}/' not in each]
 
 
 def _save(run_dir: RunDir, configured: job_config.ConfiguredJob) -> None:

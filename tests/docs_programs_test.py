@@ -332,6 +332,7 @@ def test_a_file_of_vowpal_wabbit_becomes_a_served_policy(user):
     epoch = [f'--gin_bindings=train.{each}=1_000' for each in EPOCH]
     for place, program, words in commands:
         printed = user.run(place, program, words, *(epoch if program == 'train_offline' else []))
+        assert 'had no effect' not in printed, 'of a packaged file'
     assert 'margin 0: passes' in printed
     port, answers = free_port(), []
 

@@ -78,30 +78,27 @@ def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: Epi
 
 def keep_vocabularies(sources: Sequence[pathlib.Path], directory: pathlib.Path) -> None:
     """Writes the vocabularies of data sets to one that was made of them."""
-    if (found := vocabularies(sources)) is not None:
+    if found := vocabularies(sources):
         write_json(directory / VOCABULARIES, found)
 
 
-def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]] | None:
-    """Returns the vocabularies of data sets, by the names of their categories; None if none has any.
+def vocabularies(directories: Sequence[pathlib.Path]) -> dict[str, list[str]]:
+    """Returns the vocabularies of data sets, by the names of their categories.
 
     Raises:
       ValueError: if two of them have other numbers for the same texts, or only one has a
         vocabulary.
     """
-    first, *others = (read_json(directory / VOCABULARIES, dict[str, list[str]]) for directory in directories)
-    for directory, other in zip(directories[1:], others, strict=True):
-        check_words(directory, other or {}, directories[0], first or {})
-        check_words(directories[0], first or {}, directory, other or {})
-        if lacking := sorted((first or {}).keys() ^ (other or {}).keys()):
-            having, without = directories[0], directory
-            if lacking[0] not in (first or {}):
-                having, without = without, having
+    found = {directory: read_json(directory / VOCABULARIES, dict[str, list[str]]) or {} for directory in directories}
+    first = directories[0]
+    for one, other in ((first, each)[::order] for each in found for order in (1, -1)):
+        check_words(one, found[one], other, found[other])
+        if lacking := sorted(found[one].keys() - found[other].keys()):
             raise UserValueError(
-                f'got {having} with a vocabulary of {lacking[0]}, and {without} without: its numbers may stand for '
-                "others; need one vocabulary; import the second with kind = 'category' and --vocabularies of the first"
+                f'got {one} with a vocabulary of {lacking[0]}, and {other} without: its numbers may stand for others; '
+                "need one vocabulary; import the second with kind = 'category' and --vocabularies of the first"
             )
-    return first
+    return found[first]
 
 
 def check_words(

@@ -31,7 +31,7 @@ class Statistics:
         """Reads all episodes, those with missing numbers too; raises as `EpisodeReader` does."""
         self._reader = EpisodeReader(dataset, need_finite=False)
         self._ranges = {column.name: Numbers() for column in self._reader.columns}
-        words = (metadata.vocabularies(self._reader.directories) or {}).get('action', [])
+        words = metadata.vocabularies(self._reader.directories).get('action', [])
         self._actions = ActionTable(dict(enumerate(words)))
         discrete = any(
             (each.name, each.dtype[:3], each.shape) == ('action', 'int', ()) for each in self._reader.columns

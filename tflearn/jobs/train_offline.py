@@ -202,7 +202,7 @@ def _origin(dataset: Dataset, initial: Initial) -> dict[str, Any]:
     before: dict[str, Any] = {}
     if initial.policy:
         before = read_json(versions.find(pathlib.Path(initial.policy)) / versions.METADATA, messages.Metadata) or {}
-    known, found = before.get(versions.VOCABULARIES) or {}, metadata.vocabularies(directories) or {}
+    known, found = before.get(versions.VOCABULARIES) or {}, metadata.vocabularies(directories)
     metadata.check_words(directories[0], found, pathlib.Path(initial.policy or ''), known)
     words = {**known, **found}
     missing = {**(before.get(versions.MISSING) or {}), **metadata.stated(directories, metadata.MISSING)}

@@ -94,7 +94,7 @@ def evaluate_on_data(
         weights = info[WEIGHT][recorded.starts].astype(np.float64)
         recorded = dataclasses.replace(recorded, weights=weights)
     if recorded.even is not None:
-        words = (metadata.vocabularies(directories) or {}).get('action')
+        words = metadata.vocabularies(directories).get('action')
         low, high = int(specs.action.minimum), int(specs.action.maximum)
         names = tuple(words or map(str, range(low, high + 1)))
         recorded = dataclasses.replace(recorded, action_names=names)
@@ -133,7 +133,7 @@ def evidence(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
 
 def check_policy(policy: LoadedPolicy, specs: EnvironmentSpecs, directories: Sequence[pathlib.Path]) -> None:
     """Raises ValueError if a policy is of another environment than the data, or numbers texts in another way."""
-    words = metadata.vocabularies(directories) or {}
+    words = metadata.vocabularies(directories)
     metadata.check_words(directories[0], words, policy.path, policy.metadata.get(versions.VOCABULARIES) or {})
     policy.check(specs)
 
@@ -350,7 +350,7 @@ def _shuffled(
         raise UserValueError(
             f'got feature_importance for the action {specs.action}; need a single Discrete one; leave it out'
         )
-    words = metadata.vocabularies(directories) or {}
+    words = metadata.vocabularies(directories)
 
     def probabilities(observation: Any) -> np.ndarray:
         return _of_choices(known, policy, rows._replace(observation=observation), lengths)

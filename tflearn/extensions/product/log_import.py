@@ -149,8 +149,8 @@ def _vocabularies(
     """
     words = {each.name: list(each.values) for each in mapped.features if each.has_vocabulary}
     if earlier is not None:
-        known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]])
-        if known is None or not {name for name, values in words.items() if not values} <= known.keys():
+        known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]]) or {}
+        if not {name for name, values in words.items() if not values} <= known.keys():
             raise UserValueError(
                 f'got {earlier} without a {metadata.VOCABULARIES} of {", ".join(words)}; need a data set of such'
             )
