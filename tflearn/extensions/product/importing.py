@@ -8,7 +8,7 @@ from typing import Any
 from tflearn.core import preflight
 from tflearn.core.errors import UserValueError
 from tflearn.extensions.product import log_files, reward_parts, tables
-from tflearn.extensions.product.column_map import DECISIONS, PROBABILITY, are_of_server, read_map
+from tflearn.extensions.product.column_map import DECISIONS, PROBABILITY, ColumnMap, are_of_server, read_map
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.outcomes import options_of
 from tflearn.extensions.serving.decision_files import begun_at
@@ -39,7 +39,7 @@ def import_logs(
     mapped = read_map(column_map, {} if outcomes is None else DECISIONS)
     files = log_files.find(paths, 'from' if outcomes is None else 'decisions')
     names = dict(zip(files, tables.names_of(files, tables.Columns((), separator=mapped.separator)), strict=True))
-    if is_served := _are_of_server(names):
+    if is_served := _are_of_server(names, mapped):
         mapped = mapped.of_server()
     if outcomes is not None:
         propensity = mapped.feature('propensity')
@@ -78,10 +78,12 @@ def _have(names: Mapping[pathlib.Path, Sequence[str]], column: str) -> bool:
     return any(column in (*names[path], *log_files.partitions(path)) for path in names)
 
 
-def _are_of_server(names: Mapping[pathlib.Path, Sequence[str]]) -> bool:
+def _are_of_server(names: Mapping[pathlib.Path, Sequence[str]], mapped: ColumnMap) -> bool:
     """Returns whether files are a server's log; raises ValueError if only some are, or if it was made CSV."""
     served = [path for path in names if are_of_server(names[path])]
-    if served and (others := [path for path in names if names[path] and path not in served]):
+    # A product may write its own decisions as a server does, such as the first ones of a loop.
+    needed = {*mapped.of_server().columns.names} if served else set()
+    if others := [path for path in names if names[path] and path not in served and not needed <= {*names[path]}]:
         raise UserValueError(
             f"got {served[0]}, a server's log, and {others[0]}, which is none; need one kind; read them one after the "
             'other, the second with --vocabularies of the first'
