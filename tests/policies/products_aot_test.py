@@ -37,6 +37,7 @@ RUNTIME = TENSORFLOW / 'xla_aot_runtime_src'
     if '\nsaved_model_cli aot_compile_cpu --dir fixed' in block.text
 )
 (LINKING,) = (block.text for block in docs_blocks.of('bash') if 'xla_aot_runtime_src' in block.text)
+(LOADING,) = (block.text for block in docs_blocks.of('cpp') if 'tensorflow/c/c_api.h' in block.text)
 SOURCES = re.findall(r'\$XLA/(\S+\.cc)', LINKING)  # what a compiled function of small matrices needs of the runtime
 PROGRAM = """
 #include <cstdio>
@@ -108,7 +109,7 @@ def test_runs_and_compiles(made, name, tmp_path):
 
 
 def test_the_example_of_the_page(tmp_path):
-    """Its C++ program answers as the policy does."""
+    """Its C++ programs answer as the policy does: the one that is compiled, and the one that loads the SavedModel."""
     version = PolicyExporter(example_policies.greedy(), tmp_path / 'exported').export(1, {})
     ProductOptions().save(version, tmp_path / 'fixed')
     (tmp_path / 'main.cc').write_text(MAIN)
@@ -119,7 +120,11 @@ def test_the_example_of_the_page(tmp_path):
     assert ended.stdout.splitlines()[-1] in '0123'
     observations = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
     given = '\n'.join(' '.join(map(str, row)) for row in observations)
+    (tmp_path / 'load.cc').write_text(LOADING)
+    by_c_api = LOADING.splitlines()[0].partition('; ')[2]
+    subprocess.run(['bash', '-e', '-c', f'TF={TENSORFLOW}; {by_c_api} -o load'], **run_in)
     printed = subprocess.run([tmp_path / 'policy'], input=given, **run_in).stdout.split()
+    assert subprocess.run([tmp_path / 'load'], input=given, **run_in).stdout.split() == printed
     signature = tf.saved_model.load(str(version)).signatures['serving_default']
     expected = signature(observation=tf.constant(observations))['action'].numpy()
     assert list(map(int, printed)) == expected.tolist() and len(set(printed)) > 1

@@ -127,9 +127,15 @@ def _step(directory: pathlib.Path) -> int:
     """Returns the train step of the version that serves by its state, else of the best one by evaluation,
     else of the newest one.
     """
-    for find in (versions.stable_version, versions.best_version, versions.newest_version):
+    newest = versions.newest_version(directory)
+    for find, which in ((versions.stable_version, 'stable one'), (versions.best_version, 'best one by evaluation')):
         if (found := find(directory)) is not None:
+            if found != newest:
+                text = 'takes the version %d, the %s; --train_step=%d takes the newest one'
+                logging.warning(text, found, which, newest)
             return found
+    if newest is not None:
+        return newest
     raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
 
 

@@ -73,8 +73,10 @@ def test_submits_the_run_with_the_commands_of_the_vm(run_dir, tmp_path, monkeypa
 def test_refuses_what_cannot_be_on_one_vm(run_dir):
     with pytest.raises(ValueError, match='got no zone for --backend=queued_resources; need --backend_option=zone='):
         queued_resources.submit(topology(), run_dir, 'p', QueuedResourcesOptions())
-    with pytest.raises(ValueError, match='got accelerator_type=v4; need a TPU.s kind and size, such as v4-8'):
-        queued_resources.submit(topology(), run_dir, 'p', dataclasses.replace(OPTIONS, accelerator_type='v4'))
+    refused = {'v4': "; need a TPU's kind and size, such as v4-8", 'v5litepod-16': ', of several hosts, with strategy='}
+    for kind, reason in refused.items():
+        with pytest.raises(ValueError, match=f'got accelerator_type={kind}{reason}'):
+            queued_resources.submit(topology(), run_dir, 'p', dataclasses.replace(OPTIONS, accelerator_type=kind))
     with pytest.raises(ValueError, match='got --num_workers for a TPU'):
         queued_resources.submit(topology(num_workers=2), run_dir, 'p', OPTIONS)
     assert not run_dir.root.exists()

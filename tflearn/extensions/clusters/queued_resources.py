@@ -17,6 +17,8 @@ from tflearn.launch.reports import write_commands
 from tflearn.launch.topology import Topology
 
 _STARTUP_FILE = 'startup.sh'
+_LOCAL = 'tpu:local'
+_ONE_HOST = 8  # cores or chips, as each kind's sizes count
 _STARTUP = """\
 #!/bin/bash
 set -u
@@ -54,7 +56,7 @@ class QueuedResourcesOptions:
     gcloud: str = ''
     setup: str = ''
     python: str = 'python3'
-    strategy: str = 'tpu:local'
+    strategy: str = _LOCAL
 
 
 def read_options(texts: Sequence[str]) -> QueuedResourcesOptions:
@@ -105,10 +107,16 @@ def _on_vm(topology: Topology, options: QueuedResourcesOptions) -> Topology:
         raise UserValueError(
             'got no zone for --backend=queued_resources; need --backend_option=zone=us-central2-b, say'
         )
-    if not re.fullmatch(r'v\d+[a-z]*-\d+', options.accelerator_type):
+    size = re.fullmatch(r'v\d+[a-z]*-(\d+)', options.accelerator_type)
+    if not size:
         raise UserValueError(
             f"got accelerator_type={options.accelerator_type}; need a TPU's kind and size, such as v4-8 or "
-            'v5litepod-16; see gcloud compute tpus accelerator-types list'
+            'v5litepod-8; see gcloud compute tpus accelerator-types list'
+        )
+    if int(size[1]) > _ONE_HOST and options.strategy == _LOCAL:
+        raise UserValueError(
+            f'got accelerator_type={options.accelerator_type}, of several hosts, with strategy={_LOCAL}, which has the '
+            f'chips of one host; need a size of at most {_ONE_HOST}, or strategy=tpu, with TPU_NAME set in setup'
         )
     commands = places.on_tpu(topology, options.strategy).with_commands(lambda job: (options.python, *job.command[1:]))
     return dataclasses.replace(commands, warm_parent=None)
