@@ -66,6 +66,7 @@ def test_help_of_a_program_without_flags_of_its_own():
         ('serve', 'got no --root_dir; need '),
         ('serve --root_dir=x --versions=new', 'got --versions=new; need train steps'),
         ('serve --root_dir=x --apprentice', 'got --apprentice with no --decision_log; need a --decision_log'),
+        ('serve --root_dir=x --allow_nonfinite --decision_log=y', 'got --allow_nonfinite with --decision_log'),
         (f'serve --root_dir=x --tls_key={__file__}', 'got a part of --tls_certificate, --tls_key'),
         ('serve --root_dir=x --policies=../x', 'got --policies=../x; need names of directories'),
         ('serve --root_dir=x --port=99999', 'got a wrong flag: '),

@@ -1,6 +1,7 @@
 """Served policies for tests: complete versions of a linear policy, whose actions depend on the version."""
 
 import contextlib
+import functools
 import threading
 
 import numpy as np
@@ -54,7 +55,7 @@ def held(models):
 
 
 @contextlib.contextmanager
-def serving(root, batching=None, pinned=(), names=(), max_concurrent_requests=1024, **options):
+def serving(root, batching=None, pinned=(), names=(), max_concurrent_requests=1024, allow_nonfinite=False, **options):
     """A server of the policies in `root`, on a free port. Yields it and its models."""
     # What only the extra of serving brings, which publishing does without.
     from tflearn.extensions.serving.models import Models
@@ -62,7 +63,8 @@ def serving(root, batching=None, pinned=(), names=(), max_concurrent_requests=10
     from tflearn.extensions.serving.server import PolicyServer
     from tflearn.net.server_options import ServerOptions
 
-    models = Models(root, lambda path: ServedVersion(path, batching), names, pinned)
+    load = functools.partial(ServedVersion, options=batching, allow_nonfinite=allow_nonfinite)
+    models = Models(root, load, names, pinned)
     models.refresh()
     server = PolicyServer(models, ServerOptions(**options), max_concurrent_requests=max_concurrent_requests)
     try:

@@ -12,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.core.errors import UserTypeError, UserValueError
 from tflearn.files.run_dir import local_path
-from tflearn.policies import external
+from tflearn.policies import external, signatures
 from tflearn.policies.loader import LoadedPolicy
 
 
@@ -72,8 +72,8 @@ class PolicyFunction:
         arrays = _arrays(self.observation_spec, observation, 'observation')
         if not (self._allow_nonfinite or all(map(_is_finite, tf.nest.flatten(arrays)))):
             raise UserValueError(
-                'got an observation with NaN or infinity, for which an action may look right and is not; need finite '
-                'numbers; if the policy was trained with others, load_policy(path, allow_nonfinite=True) takes them'
+                f'got an observation {signatures.NONFINITE}; if the policy was trained with others, '
+                'load_policy(path, allow_nonfinite=True) takes them'
             )
         is_single = _is_single(self.observation_spec, arrays)
         if is_single:

@@ -134,3 +134,5 @@ DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'
 # The parameter of a distribution of the user's own (`NetworkOptions.make_head`), which only the policy can evaluate.
 NUMBERS = 'numbers'
+# Why an input is refused.
+NONFINITE = 'with NaN or infinity, for which an action may look right and is not; need finite numbers'

@@ -130,7 +130,7 @@ def test_an_observation_that_no_log_can_hold_is_no_decision(root, tmp_path, numb
     with serving(root, tmp_path) as (rest, _, _):
         body = json.dumps({'instances': [['X', 0.0, 0.0, 0.0]]}).replace('"X"', number)
         code, answer = ask(rest, PREDICT, data=body.encode())
-        assert code == 400 and ('need finite numbers of float32' in answer['error'] or number in answer['error'])
+        assert code == 400 and ('with NaN or infinity' in answer['error'] or number in answer['error'])
         code, answer = ask(rest, PREDICT, {'instances': [[1e38, 0.0, 0.0, 0.0]]})
         assert code == 200
     assert len(lines_of(tmp_path)) == 1

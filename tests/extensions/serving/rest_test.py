@@ -122,9 +122,18 @@ def test_rows_and_columns_of_several_inputs_and_binary_values(port):
     assert ask(port, path, one) == (200, {'predictions': [2, 4, 2]})
     large = [2**64 - 1, 0]
     assert ask(port, path, {'signature_name': 'large', 'inputs': large}) == (200, {'outputs': large})
-    strange = '{"inputs": {"tag": ["a"], "signal": [[NaN, Infinity]], "flag": [true]}, "output_filter": ["sum"]}'
-    code, answer = ask(port, path, data=strange.encode())
-    assert code == 200 and np.isnan(answer['outputs'][0])
+
+
+def test_numbers_that_are_not_finite_are_taken_if_they_are_meant(root, tmp_path):
+    with serving(root, allow_nonfinite=True) as (served, _, _):
+        inputs = {'tag': ['a'], 'signal': [[np.nan, np.inf]], 'flag': [True]}
+        code, answer = ask(served.port, '/v1/models/several:predict', {'inputs': inputs, 'output_filter': ['sum']})
+        assert code == 200 and np.isnan(answer['outputs'][0])
+    # A null is what it was in the data.
+    about = {'missing': {'observation': np.nan}}
+    PolicyExporter(example_policies.greedy(), tmp_path / NAME).export(3, about)
+    with serving(tmp_path) as (served, _, _):
+        assert ask(served.port, f'/v1/models/{NAME}:predict', {'instances': [[None, 0, 0, 0]]})[0] == 200
 
 
 def test_a_policy_with_memory_takes_its_state_from_the_answer(port):
@@ -231,6 +240,7 @@ def test_labels_name_versions(tmp_path):
             assert ask(served.port, f'{path}/metadata')[1]['model_spec']['version'] == version
 
 
+STEP = {'step_type': [1], 'reward': [np.nan], 'discount': [1], 'observation': ROWS[:1]}
 REFUSED = [
     (404, 'greedy', {'instances': ROWS}, "got the model name 'greedy'; need one of ["),
     (404, f'{NAME}/versions/8', {'instances': ROWS}, 'got a request for version 8 of'),
@@ -250,6 +260,9 @@ REFUSED = [
     (400, NAME, {'instances': [['a'] * 4]}, 'got a text in observation; need float32'),
     (400, NAME, {'instances': [[1, None, 0, 0]]}, 'got null in observation; need float32'),
     (400, NAME, {'instances': [[1, None, 'a', 0]]}, 'got instances with NoneType, int, str; need numbers'),
+    (400, NAME, {'instances': [ROWS[0], [1, np.nan, 0, 0]]}, 'got row 1 of observation with NaN or infinity, for'),
+    (400, NAME, {'instances': [[1, -1e39, 0, 0]]}, 'got row 0 of observation with NaN or infinity'),
+    (400, NAME, {'signature_name': 'action', 'inputs': STEP}, 'got row 0 of reward with NaN or infinity'),
     (400, NAME, {'instances': [None]}, 'got observation of shape [1]; need [any, 4]'),
     (400, 'several', {'inputs': [None], 'signature_name': 'length'}, 'got null in image; need string'),
     (400, NAME, {'instances': [[10**30, 0, 0, 0]]}, 'got instances with a number that is too large'),

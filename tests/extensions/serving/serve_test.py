@@ -53,7 +53,8 @@ def status(run_dir):
 
 def test_waits_for_the_first_policy_follows_new_ones_and_answers_for_a_while_when_it_is_stopped(start):
     metrics_port = free_port()
-    job, run_dir = start(batching=serve.BatchOptions(), lame_duck_secs=2.0, metrics_port=metrics_port)
+    options = {'batching': serve.BatchOptions(), 'allow_nonfinite': True, 'lame_duck_secs': 2.0}
+    job, run_dir = start(metrics_port=metrics_port, **options)
     wait_until(lambda: status(run_dir).get('port'), 'the server', 60)
     assert status(run_dir)['state'] == 'waiting for a policy' and ready(metrics_port) == 503
     publisher = served_policies.Publisher(run_dir.policies)
@@ -68,7 +69,7 @@ def test_waits_for_the_first_policy_follows_new_ones_and_answers_for_a_while_whe
     assert 'max_batch_size { value: 64 }' in run_dir.serving_batching.read_text()
     job.stop.set()
     wait_until(lambda: health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.NOT_SERVING, 'health', 2)
-    assert client.predict({'observation': OBSERVATION})[1] == 2 and ready(metrics_port) == 503
+    assert client.predict({'observation': OBSERVATION + np.inf})[1] == 2 and ready(metrics_port) == 503
     client.close()
     job.join()
     assert status(run_dir)['state'] == 'stopped'

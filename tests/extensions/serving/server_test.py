@@ -125,6 +125,26 @@ def test_invalid_requests_get_a_status_and_a_reason(channel, code, spec, message
     assert raised.value.details().startswith(message)
 
 
+def test_of_the_requests_that_would_share_a_batch_only_that_with_nan_is_refused(root):
+    bad = OBSERVATION.copy()
+    bad[1, 2] = np.nan
+    with served_policies.serving(root, BatchOptions()) as (server, models), connect(f'localhost:{server.port}') as to:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(to)
+        with served_policies.held(models) as (started, resume):
+            asked = [stub.Predict.future(predict_request(), DEADLINE_SECS)]
+            assert started.wait(DEADLINE_SECS)
+            inputs = [{'observation': each} for each in (OBSERVATION, bad, OBSERVATION)]
+            asked += [stub.Predict.future(predict_request(inputs=each), DEADLINE_SECS) for each in inputs]
+            refused = asked.pop(2)
+            assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+            resume.set()
+            assert [tf.make_ndarray(each.result().outputs['action']).tolist() for each in asked] == [[1, 0]] * 3
+    assert refused.details() == (
+        'got row 1 of observation with NaN or infinity, for which an action may look right and is not; need finite '
+        'numbers; if the policy was trained with others, tflearn-serve --allow_nonfinite takes them'
+    )
+
+
 def raw(channel, method, data):
     """Sends bytes that may be malformed; returns the status code and the details."""
     with pytest.raises(grpc.RpcError) as raised:
@@ -233,6 +253,11 @@ def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):
         time_steps = [example_policies.time_step(policy, 1, seed) for seed in range(4)]
         robot, live, expected = Robot(time_steps), policy.get_initial_state(1), []
         _program_of_a_robot()(client, robot)
+        wrong = {'policy_state_1': served['policy_state_1'] + np.float32([[0], [0], [np.inf]])}
+        with pytest.raises(grpc.RpcError) as raised:
+            client.decide({'observation': np.zeros((3, 4), np.float32), **served, **wrong}, [0] * 3, DEADLINE_SECS)
+        assert raised.value.code().name == 'INVALID_ARGUMENT'
+        assert raised.value.details().startswith('got row 2 of policy_state_1 with NaN or infinity, for which')
         for time_step in time_steps:
             step = policy.action(tf.nest.map_structure(tf.constant, time_step), live)
             live = step.state

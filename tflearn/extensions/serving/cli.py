@@ -41,6 +41,8 @@ def check() -> None:
             f'got --apprentice with {got}; need a --decision_log, from which it learns, and no --versions: it acts by '
             'itself once tflearn promote has made a version stable'
         )
+    if values.allow_nonfinite and values.decision_log:
+        raise UserValueError('got --allow_nonfinite with --decision_log, which holds no such numbers; need one of both')
     if 0 < values.lame_duck_secs > values.stop_timeout_secs - _GRACE_SECS:
         raise UserValueError(
             f'got --lame_duck_secs={values.lame_duck_secs:g} and --stop_timeout_secs={values.stop_timeout_secs:g}, '
@@ -77,6 +79,7 @@ def _arguments() -> dict[str, Any]:
         max_concurrent_requests=values.max_concurrent_requests,
         exploration=serve.Exploration(values.epsilon, values.temperature),
         apprentice=values.apprentice,
+        allow_nonfinite=values.allow_nonfinite,
         lame_duck_secs=values.lame_duck_secs,
     )
     trials = serve.TrialOptions(

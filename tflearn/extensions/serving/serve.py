@@ -70,6 +70,7 @@ class ServeOptions:
       exploration: what is served besides the policies' own actions.
       apprentice: whether decisions are answered by the product's own choice until a version is
         promoted.
+      allow_nonfinite: whether observations and policy states may have NaN and infinities.
       lame_duck_secs: how long requests are still answered when the server is stopped, while its
         health says no more.
     """
@@ -84,6 +85,7 @@ class ServeOptions:
     max_concurrent_requests: PositiveInt = 1024
     exploration: Exploration = Exploration()
     apprentice: bool = False
+    allow_nonfinite: bool = False
     lame_duck_secs: NonNegativeFloat = 0.0
 
 
@@ -128,6 +130,7 @@ def serve(
         exploration=options.exploration,
         hidden=(*decision_log.omitted, *decision_log.hashed) if decision_log else (),
         apprentice=options.apprentice,
+        allow_nonfinite=options.allow_nonfinite,
     )
     models = Models(run.dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)

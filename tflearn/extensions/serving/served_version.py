@@ -5,6 +5,7 @@ and the batches that requests become.
 import collections
 import dataclasses
 import itertools
+import math
 import pathlib
 import types
 import weakref
@@ -141,12 +142,15 @@ class Signature:
         max_rows: int,
         bounds: Mapping[str, Bounds] = types.MappingProxyType({}),
         meanings: Mapping[str, Meaning] = types.MappingProxyType({}),
+        allow_nonfinite: bool = False,
     ):
         """
         Args:
           bounds: of integer inputs, by name.
           meanings: of the inputs that were columns of a log, by name.
           options: the options of batches; None computes each call separately.
+          allow_nonfinite: whether floats may be NaN and infinities; those of an input whose missing
+            values are such always may.
         """
         self.name = name
         self.max_rows, self.meanings = max_rows, meanings
@@ -157,6 +161,9 @@ class Signature:
         self.outputs = tuple(sorted(function.definition.structured_outputs))
         self._shapes = {name: tuple(spec.shape) for name, spec in self.inputs.items()}
         self._bounds = {name: bound for name, bound in bounds.items() if name in self.inputs}
+        self._floats = [name for name, spec in self.inputs.items() if spec.dtype.is_floating]
+        missing = {name: meanings.get(name, Meaning()).missing or 0.0 for name in self._floats}
+        self._takes_any = {name for name in missing if allow_nonfinite or not math.isfinite(missing[name])}
         self.batched = bool(self._shapes) and all(shape and shape[0] is None for shape in self._shapes.values())
         # Else requests cannot share a call.
         alike = all(None not in shape[1:] for shape in self._shapes.values())
@@ -210,6 +217,28 @@ class Signature:
                 at = np.unravel_index(np.argmax(wrong), wrong.shape)
                 need = [np.broadcast_to(bound, values.shape)[at] for bound in (low, high)]
                 raise InvalidRequest(f'got {name} with the value {values[at]}; need {need[0]} to {need[1]}')
+
+    def check_finite(self, inputs: Mapping[str, np.ndarray], decides: bool) -> None:
+        """Checks that floats of checked shapes are finite, where they have to be.
+
+        Args:
+          decides: whether the action is logged or explores: no log can hold other numbers.
+
+        Raises:
+          InvalidRequest: naming the input and the first row that is not finite.
+        """
+        for name in self._floats:
+            if name in self._takes_any and not decides:
+                continue
+            values = inputs[name]
+            finite = np.isfinite(values.astype(np.float32) if values.dtype == tf.bfloat16 else values)
+            if finite.all():
+                continue
+            row = f'row {np.argwhere(~finite)[0][0]} of ' if self.batched else ''
+            taken = 'if the policy was trained with others, tflearn-serve --allow_nonfinite takes them'
+            if decides:
+                taken = 'a decision that is logged or explores takes no others'
+            raise InvalidRequest(f'got {row}{name} {signatures.NONFINITE}; {taken}')
 
     def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
         """Computes the outputs, by name, from checked inputs.
@@ -279,6 +308,7 @@ class ServedVersion:
         exploration: Exploration | None = None,
         hidden: Collection[str] = (),
         apprentice: bool = False,
+        allow_nonfinite: bool = False,
     ):
         """Loads the version and runs each signature once.
 
@@ -287,6 +317,7 @@ class ServedVersion:
           exploration: what is served besides the policy's own actions.
           hidden: the inputs that the decision log leaves out or hashes.
           apprentice: the value of `may_be_apprentice`.
+          allow_nonfinite: whether inputs may be NaN and infinities.
 
         Raises:
           FileNotFoundError: if the version does not exist (any more).
@@ -300,7 +331,7 @@ class ServedVersion:
         self.vocabularies: Mapping[str, Sequence[str]] = metadata.get(versions.VOCABULARIES) or {}
         meanings = _meanings(self.vocabularies, metadata.get(versions.MISSING) or {})
         self.signatures = {
-            name: Signature(name, function, options, max_rows, bounds, meanings)
+            name: Signature(name, function, options, max_rows, bounds, meanings, allow_nonfinite)
             for name, function in model.signatures.items()
         }
         default = self.signatures.get(signatures.DEFAULT)

@@ -243,8 +243,7 @@ class PolicyServer:
         metadata = caller_metadata.get()
         event_id, arm = (_text_of_client(metadata, name) for name in ('event-id', 'experiment-arm'))
         arrays = read(signature)
-        for name, array in arrays.items() if decides else ():
-            _check_finite(name, array, signature.inputs[name].dtype)
+        signature.check_finite(arrays, bool(decides))
         own = self._default_actions(spec.name, model, arrays) if decides else None
         # The product's own choice takes the place of exploration.
         drawn = model.decisions if decides and own is None else None
@@ -443,15 +442,6 @@ def _plain(message: Any) -> Any:
     if kind == 'struct_value':
         return _plain(message.struct_value)
     return None if kind in (None, 'null_value') else getattr(message, kind)
-
-
-def _check_finite(name: str, array: np.ndarray, dtype: tf.DType) -> None:
-    """Raises InvalidRequest for numbers that no log can hold, and whose decision would mean nothing."""
-    if not dtype.is_floating:
-        return
-    finite = np.isfinite(array.astype(np.float32) if dtype == tf.bfloat16 else array)
-    if not finite.all():
-        raise InvalidRequest(f'got {name} with {array[~finite].flat[0]}; need finite numbers of {dtype.name}')
 
 
 def _text_of_client(metadata: Mapping[str, str], name: str) -> str:
