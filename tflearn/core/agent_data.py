@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
@@ -68,11 +69,12 @@ def initialize(agent: Agent, strategy: tf.distribute.Strategy) -> None:
       ValueError: if a variable was made outside of the scope; TensorFlow's own assertion says nothing.
       TypeError: for an optimizer of Keras 3, which `make_slots` and snapshots would not know as one.
     """
-    made_here = strategy.extended.variable_created_in_scope
-    others = [each.name for each in (agent.train_step_counter, *agent.policy.variables()) if not made_here(each)]
+    policy, made_here = getattr(agent, 'policy', None), strategy.extended.variable_created_in_scope
+    acting = policy.variables() if isinstance(policy, tf_policy.TFPolicy) else ()
+    others = [each.name for each in (agent.train_step_counter, *acting) if not made_here(each)]
     if others:
         raise UserValueError(
-            f'got an agent whose variable {others[0]} was not made in the scope of the {type(strategy).__name__} that '
+            f'got an agent whose variable {others[-1]} was not made in the scope of the {type(strategy).__name__} that '
             'trains it; need train step, networks and agent made there; make them below `with strategy.scope():`'
         )
     for name, part in getattr(agent, '__dict__', {}).items():

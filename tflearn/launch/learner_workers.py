@@ -132,8 +132,9 @@ def tf_config(run_dir: RunDir, rank: int, workers: int, timeout_secs: float) -> 
             task = {'type': 'worker', 'index': rank}
             return json.dumps({'cluster': {'worker': group['addresses']}, 'task': task})
         if time.monotonic() > deadline:
+            others = [each for each in missing if each != rank] or missing  # it may have no time to see itself count
             raise UserTimeoutError(
-                f'got no address of worker(s) {", ".join(map(str, missing))} of {workers} within {timeout_secs:g} s; '
+                f'got no address of worker(s) {", ".join(map(str, others))} of {workers} within {timeout_secs:g} s; '
                 f'need all of them to share {run_dir.root}'
             )
         pause.wait(_LOOK_SECS)
