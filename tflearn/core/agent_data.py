@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
@@ -69,8 +68,9 @@ def initialize(agent: Agent, strategy: tf.distribute.Strategy) -> None:
       ValueError: if a variable was made outside of the scope; TensorFlow's own assertion says nothing.
       TypeError: for an optimizer of Keras 3, which `make_slots` and snapshots would not know as one.
     """
-    policy, made_here = getattr(agent, 'policy', None), strategy.extended.variable_created_in_scope
-    acting = policy.variables() if isinstance(policy, tf_policy.TFPolicy) else ()
+    made_here = strategy.extended.variable_created_in_scope
+    variables = getattr(getattr(agent, 'policy', None), 'variables', None)
+    acting = variables() if callable(variables) else ()  # a policy of one's own may have others
     others = [each.name for each in (agent.train_step_counter, *acting) if not made_here(each)]
     if others:
         raise UserValueError(
