@@ -2,9 +2,12 @@
 
 import contextlib
 import functools
+import itertools
+import logging
 import shutil
 import threading
 
+import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +17,7 @@ from tf_agents.policies import greedy_policy, policy_saver, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tests import fakes
+from tests.environments import example_environments
 from tests.testing import golden_runs, jobs
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import uniform
@@ -24,7 +28,7 @@ from tflearn.core.types import EnvironmentSpecs, specs_of
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.shards import find_shards
-from tflearn.environments import gymnasium_env
+from tflearn.environments import gymnasium_env, vector_env
 from tflearn.files.run_dir import RunDir, write_json
 from tflearn.jobs import initial_agent
 from tflearn.jobs.record import Quota, _Acting, describe, extract, record
@@ -35,6 +39,7 @@ from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
+BOX = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 
 
 def run_record(run_dir, output, **settings):
@@ -121,6 +126,31 @@ def test_an_environment_without_an_end_ends_the_recording(tmp_path, caplog):
             max_steps_per_episode=50,
         )  # fmt: skip
     assert sum(shard.episodes for shard in find_shards(tmp_path / 'data')) == 3, 'its share of six'
+
+
+def test_episodes_that_a_failure_interrupts_are_left_out_and_others_played(tmp_path, caplog):
+    def make(num_failing):
+        made = itertools.count()
+
+        def make_one():
+            at_step = 7 if next(made) < num_failing else 99
+            wrong = example_environments.Returning(BOX, np.zeros(2), at_step, observation=np.full(2, np.nan))
+            return gymnasium.wrappers.TimeLimit(wrong, 12)
+
+        return lambda num_environments, seed: vector_env.in_process(make_one, num_environments, seed)
+
+    given = {'policy': 'random', 'num_episodes': 5}
+    with caplog.at_level(logging.INFO):
+        episodes = run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', make_environment=make(3), **given)
+    for episode in episodes:
+        assert episode['step_type'].tolist() == [0] + 11 * [1] + [2]
+        np.testing.assert_array_equal(episode['reward'], 12 * [1] + [0])
+    said = 'data has 5 episodes, 60 environment steps; dropped 3 others, because their environments failed'
+    assert len(episodes) == 5 and said in caplog.text
+    message = r'got 11 interrupted episodes in a row of environment 0; need complete ones; .*got nan in observation'
+    with pytest.raises(RuntimeError, match=message):
+        run_record(RunDir(tmp_path / 'run'), tmp_path / 'none', make_environment=make(99), **given)
+    assert not find_shards(tmp_path / 'none')
 
 
 def test_steps_are_a_quota(tmp_path):

@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
 
 from tests import fakes
 from tests.testing import forged, lanes, replay
@@ -46,6 +47,20 @@ class Numbers(fakes.CheckedEnvironment):
         time_step = super()._time_step(reward)
         number = np.arange(self.num_environments, dtype=np.float32)
         return time_step._replace(observation=time_step.observation + 100 * number[:, None])
+
+
+class Failing(Numbers):
+    """Its environments are rebuilt after the second step of some episodes."""
+
+    num_lost_rows = 0
+
+    def step(self, action):
+        time_step = super().step(action)
+        failed = (self._episode % 4 == 1) & (self._step == 2)
+        self.num_lost_rows += 2 * np.count_nonzero(failed)
+        self._episode += failed
+        self._step[failed] = 0
+        return self._time_step(np.where(failed, 0, time_step.reward))
 
 
 class Kept:
@@ -92,7 +107,8 @@ def by_content(episodes):
 @pytest.mark.parametrize('name', EXPERIENCES)
 def test_all_episodes_of_a_checkpoint(serve, tmp_path, name):
     served = serve(EXPERIENCES[name])
-    written = collect(served, Numbers((3, 5, 9), (False, True, False)), 61)
+    environment = Failing((3, 5, 9), (False, True, False))
+    written = collect(served, environment, 61)
     if name == 'by the server':  # some items were drawn before
         list(backend.connect(served.address).samples(REPLAY, served.storage.item_shape, 1, 5_000).take(3))
     served.server.checkpoint()
@@ -102,7 +118,8 @@ def test_all_episodes_of_a_checkpoint(serve, tmp_path, name):
     assert len(chunks) == served.table().size
     found, incomplete_rows = stored_episodes.join(chunks, served.storage)
     assert by_content(found) == by_content(written)
-    assert incomplete_rows <= 27  # of one episode of each environment
+    assert all(leaves[0][-1] == ts.StepType.LAST for leaves in found), 'not those that were interrupted'
+    assert 0 < incomplete_rows <= environment.num_lost_rows + 27  # and of one episode of each environment
     assert [leaf.dtype for leaf in found[0]] == [
         spec.dtype.as_numpy_dtype for spec in tf.nest.flatten(served.storage.data_spec)
     ]

@@ -273,6 +273,21 @@ class Evaluator:
         return EpisodeStatistics(played.all(), played.dropped, ', '.join(reasons))
 
 
+def check_dropped(in_a_row: np.ndarray, newest_failure: str) -> None:
+    """Raises RuntimeError if too many episodes in a row of one environment were interrupted.
+
+    Args:
+      in_a_row: int [B].
+      newest_failure: what made an environment fail last, in one line; '' if that is not known.
+    """
+    if in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
+        cause = f': {newest_failure}' if newest_failure else ' (which is in the log)'
+        raise LoggedError(
+            f'got {in_a_row.max()} interrupted episodes in a row of environment {in_a_row.argmax()}; need complete '
+            f'ones; fix the cause{cause}'
+        )
+
+
 class _Played:
     """The episodes of an evaluation that goes on.
 
@@ -314,12 +329,7 @@ class _Played:
             interrupted = self._metrics.interrupted & (self.missing > 0)
             self.dropped += int(np.count_nonzero(interrupted))
             self._dropped_in_a_row += interrupted
-            if self._dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
-                cause = f': {newest_failure}' if newest_failure else ' (which is in the log)'
-                raise LoggedError(
-                    f'got {self._dropped_in_a_row.max()} interrupted episodes in a row of environment '
-                    f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause{cause}'
-                )
+            check_dropped(self._dropped_in_a_row, newest_failure)
         self.running = np.where((step_type == ts.StepType.MID) & (self.missing > 0), self._metrics.lengths, 0)
 
     def cut(self, at: np.ndarray) -> None:

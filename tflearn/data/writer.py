@@ -223,7 +223,8 @@ class EpisodeWriter:
 
 class EpisodeRecorder:
     """An observer of an actor's steps that writes episodes which have ended;
-    those that never end are not written.
+    those that never end are not written, nor those that a failure of the environment interrupts
+    (FIRST after a step that is not LAST).
 
     The rows of an episode are kept in memory until then. Episodes are written together, after
     several steps, or when the writer is closed.
@@ -231,6 +232,8 @@ class EpisodeRecorder:
     Attributes:
       num_episodes: those that the writer had, and those that have ended since, written or not.
       num_steps: the same for environment steps, without boundary rows.
+      num_dropped: the number of interrupted episodes, but for those that nobody asked for.
+      dropped_in_a_row: int [B], those of each environment since its newest whole one.
     """
 
     def __init__(self, writer: EpisodeWriter, num_environments: int, num_episodes: int | None = None):
@@ -242,7 +245,8 @@ class EpisodeRecorder:
             of any other (one more of the first environments), since the first ones that end are the
             short ones. None writes all.
         """
-        self.num_episodes, self.num_steps = writer.num_episodes, writer.num_steps
+        self.num_episodes, self.num_steps, self.num_dropped = writer.num_episodes, writer.num_steps, 0
+        self.dropped_in_a_row = np.zeros(num_environments, np.int64)
         self._writer = writer
         self._rows: list[trajectory.Trajectory] = []  # the newest ones
         self._max_rows = 1  # of them
@@ -272,14 +276,16 @@ class EpisodeRecorder:
         ends |= step_type == LAST
         if np.count_nonzero(ends):
             # An environment that returned FIRST twice has made no step between.
-            ended = np.flatnonzero(ends & (self._begin >= 0) & (self._begin < self._number) & (self._missing > 0))
+            ends_one = ends & (self._begin >= 0) & (self._begin < self._number) & (self._missing > 0)
+            ended, dropped = np.flatnonzero(ends_one & (step_type == LAST)), ends_one & (step_type != LAST)
+            self.num_dropped += int(np.count_nonzero(dropped))
+            self.dropped_in_a_row[ended], self.dropped_in_a_row[dropped] = 0, self.dropped_in_a_row[dropped] + 1
             self._missing[ended] -= 1
             first = self._begin[ended]
             self._begin[ends] = -1
             self._ended.append((ended, first, self._number + 1))
             self.num_episodes += len(ended)
-            num_boundaries = int(np.count_nonzero(step_type[ended] == LAST))
-            self.num_steps += len(ended) * (self._number + 1) - int(first.sum()) - num_boundaries
+            self.num_steps += len(ended) * self._number - int(first.sum())
         self._number += 1
         if len(self._rows) >= self._max_rows:
             self.flush()

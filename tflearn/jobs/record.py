@@ -18,12 +18,12 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.actors.actor import Actor
-from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS
+from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS, check_dropped
 from tflearn.coordinator.client import Coordinator
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.settings import Fraction, PositiveInt, checked, checked_dataclass
-from tflearn.core.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
+from tflearn.core.types import AgentFactory, BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.core.waiting import LOG_EVERY_SECS
 from tflearn.data import columns, conversion, metadata, statistics
 from tflearn.data.reader import Dataset, EpisodeReader
@@ -92,7 +92,8 @@ def record(
     those of an earlier call with this output count.
 
     Of a number of episodes each environment plays its share; those of a number of steps are the
-    first ones that end.
+    first ones that end. An episode that a failure of its environment interrupts is dropped and
+    counted, and another one is played.
 
     Args:
       run: the run whose policy acts.
@@ -111,6 +112,7 @@ def record(
       max_steps_per_episode: an episode that does not end within so many steps is an error.
 
     Raises:
+      RuntimeError: if too many episodes in a row of one environment are interrupted.
       ValueError: if an episode does not end, there is no such policy, or it is of another
         environment, or the data set has other columns, or the policy's actions have no
         probabilities that are known.
@@ -141,10 +143,14 @@ def record(
         recorder = EpisodeRecorder(writer, environment.num_environments, missing)
         try:
             with contextlib.closing(writer):
-                _run(Actor(environment, acting, [recorder]), recorder, quota, run.stop, max_steps_per_episode)
+                _run(environment, acting, recorder, quota, run.stop, max_steps_per_episode)
         finally:
             metadata.add_recording(directory, facts, writer)
-    logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
+    dropped = f'; dropped {recorder.num_dropped} others, because their environments failed'
+    logging.info(
+        '%s has %d episodes, %d environment steps%s',
+        directory, writer.num_episodes, writer.num_steps, dropped if recorder.num_dropped else '',
+    )  # fmt: skip
 
 
 @checked
@@ -312,10 +318,18 @@ def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: b
     return f'{num_episodes} episodes in {output}, format {target}'
 
 
-def _run(actor: Actor, recorder: EpisodeRecorder, quota: Quota, stop: threading.Event, max_steps: int) -> None:
-    logged_at, warned = time.monotonic(), False
+def _run(
+    environment: BatchedEnvironment,
+    acting: '_Acting',
+    recorder: EpisodeRecorder,
+    quota: Quota,
+    stop: threading.Event,
+    max_steps: int,
+) -> None:
+    actor, logged_at, warned = Actor(environment, acting, [recorder]), time.monotonic(), False
     while not quota.is_met(recorder.num_episodes, recorder.num_steps) and not stop.is_set():
         actor.run(1)
+        check_dropped(recorder.dropped_in_a_row, getattr(environment, 'newest_failure', ''))
         longest = recorder.longest
         if longest > max_steps:
             raise UserValueError(

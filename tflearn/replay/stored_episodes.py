@@ -36,7 +36,7 @@ def join(chunks: Iterable[np.ndarray], storage: Storage) -> tuple[list[list[np.n
 
     Returns:
       The complete episodes, by the version of the policy that began them: the leaves of a Trajectory [T, ...], with the
-      boundary row if it was stored; and how many rows are of episodes whose beginning or end is not in the table.
+      boundary row; and how many rows are of episodes without a beginning or an end in the table.
     """
     parts = _rows_of(chunks, storage)
     slices = storage.layout.slices
@@ -129,7 +129,8 @@ def _split(step_type: np.ndarray, next_step_type: np.ndarray) -> Iterator[tuple[
                 yield begin, t, False
             begin, started = t, True  # the first row may be there several times, as history
         if is_end[t]:
-            yield begin, t + 1, started
+            if begin < t or step_type[t] != FIRST:  # FIRST -> FIRST is no step
+                yield begin, t + 1, started and step_type[t] == LAST
             begin, started = t + 1, False
             while begin < len(step_type) and step_type[begin] == LAST:
                 begin += 1  # the boundary row may be repeated
