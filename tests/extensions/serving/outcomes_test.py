@@ -339,6 +339,7 @@ def join(folder, output, decisions, outcomes, mapped='map.toml', **options):
 
 
 def test_one_map_reads_the_products_files_and_the_servers_log(tmp_path):
+    pytest.importorskip('pyarrow', reason='needs pip install ".[product]"')
     data, words = shop(tmp_path)
     rows = [
         {'hour': '9', 'model': '14', 'age': 20, 'place': [1, 2], 'tags': ['4', '3'], 'allowed': [1, 1, 0]},
