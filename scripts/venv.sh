@@ -93,9 +93,11 @@ pip_install() {
     done || fail "got an error from pip; need the packages of $lock; $log says"$'\n'"$(grep -A 5 '^ERROR' "$log" || tail -n 5 "$log")"
 }
 
-# Compiles what pip has unpacked, on all cores; pip would do it on one. Files for other Pythons are no errors.
+# Compiles on all cores what every job loads; pip would compile everything, on one. Python compiles the rest when it is
+# first imported.
 compile_packages() {
-  "$venv/bin/python" -W ignore -m compileall -q -j 0 "$venv"/lib/python*/site-packages >>"$venv/install.log" 2>&1 || true
+  local packages=("$venv"/lib/python*/site-packages/{tensorflow,tensorflow_probability/python,tf_agents,tf_keras,keras,numpy})
+  "$venv/bin/python" -W ignore -m compileall -q -j 0 "${packages[@]}" >>"$venv/install.log" 2>&1 || true
 }
 
 install_venv() {
