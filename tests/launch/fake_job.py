@@ -33,6 +33,8 @@ STATUS = Status(RUN_DIR.status(NAME))
 
 
 def on_sigterm(number: int, frame: types.FrameType | None) -> None:
+    # As in a real job, signals within a second are one: of a killed launch both its reaper and the kernel send one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with open(RUN_DIR.root / 'stopped', 'a', encoding='utf-8') as file:
         file.write(f'{NAME}\n')
     sys.stdout.write(''.join(f'{line}\n' for line in LAST_WORDS))
