@@ -60,7 +60,7 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
     name = r'tests\.api\.training_test\.\S+make_triggers in LearnerOptions\.make_triggers'
     assert re.search(rf'the run itself is fine; .*--gin_file, without .*/run.gin: got {name} for several', caplog.text)
-    assert re.search(r'mean return \S+; [0-9.]+ train steps/s, of the newest call [0-9.]+, \d+% of it', caplog.text)
+    assert re.search(r'mean return \S+; [0-9.]+ train steps/s, \d+% waiting for data; loss ', caplog.text)
     assert run.env_steps >= 50
     assert run.run_dir.root == tmp_path
     assert [step // 20 for step, _ in seen] == [1, 2, 3]  # some train steps are taken together

@@ -50,7 +50,6 @@ def set_seed(seed: int | None, strategy: tf.distribute.Strategy, repeatable: boo
     """
     if seed is None:
         seed = workers.Agreement(strategy).of_chief(random.SystemRandom().randrange(2**31))
-        logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
     tf.keras.utils.set_random_seed(seed + strategies.layout(strategy).worker)
     if repeatable and tf.config.list_physical_devices('GPU'):
         tf.config.experimental.enable_op_determinism()
@@ -141,6 +140,9 @@ class Session:
             manifests=collectors.manifests,
         )
         self._learner.collected = collectors.metrics
+        if settings.initial.seed is None:
+            use = ' for what the checkpoint does not hold; other draws go on from it' if self._learner.step else ''
+            logging.info('got no seed; drew %d%s', settings.seed, use)
         self._step = self._learner.step  # of the variable, whose reading takes long beside a small environment's step
         initial_values.load_optimizers(agent, settings.initial, run.dir)  # the learner has made their slots
         self._make_exports = lambda: PolicyExports(agent, run.dir, settings.exports, self._export_facts, self._texts)
@@ -468,9 +470,8 @@ class Session:
 
     def _newest_metrics(self) -> dict[str, Any]:
         """Returns all metrics of the status."""
-        result = self._result
         ofs: dict[str, Any] = {}
-        if result:
+        if result := self._result:
             secs, env_steps = self._progress.secs, self._collectors.env_steps
             ofs |= {'loss': result.loss, 'data_wait_share': result.data_wait_share}
             ofs |= {'train_steps_per_sec': result.steps_per_sec, 'policy_version': self._progress.policy_version}
@@ -493,8 +494,7 @@ class Session:
             step if total is None else f'{step} of {total}',
             self._collectors.env_steps,
             'none' if mean_return is None else f'{mean_return:.1f}',
-            f'; {rate:.1f} train steps/s, of the newest call {result.steps_per_sec:.1f}, '
-            f'{100 * result.data_wait_share:.0f}% of it waiting for data; loss {result.loss:.4g}'
+            f'; {rate:.1f} train steps/s, {100 * result.data_wait_share:.0f}% waiting for data; loss {result.loss:.4g}'
             if result
             else '',
         )
