@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import logging
+import re
 import zlib
 
 import numpy as np
@@ -182,8 +184,11 @@ def test_what_the_data_say_goes_with_the_policy_and_with_what_begins_with_it(tra
 
 
 @lanes.classic
-def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(batches, tmp_path):
-    compare_resumed(*batches, tmp_path, STREAM)
+def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(batches, tmp_path, monkeypatch, capsys):
+    compare_resumed(*batches, tmp_path, STREAM, lambda: monkeypatch.setattr(logging.getLogger(), 'handlers', []))
+    printed = capsys.readouterr().err
+    assert re.search(r'got no seed; drew \d+ for what the checkpoint does not hold; other draws go on from it', printed)
+    assert 'finished: num_train_steps 60 reached, at train step 60' in printed
 
 
 @pytest.mark.slow
@@ -192,11 +197,12 @@ def test_a_resumed_run_from_memory_has_the_batches_of_an_undisturbed_one(tmp_pat
     compare_resumed(data, batches_of(tmp_path / 'run', data, reading=Reading())[1], tmp_path, Reading())
 
 
-def compare_resumed(data, undisturbed, folder, reading):
+def compare_resumed(data, undisturbed, folder, reading, before_the_end=lambda: None):
     assert len(undisturbed) == 60 and len(set(undisturbed)) > 50
     given = {'reading': reading, 'intervals': Intervals(export_interval_steps=1000)}
     begun, first = batches_of(folder / 'parts', data, 35, **given)
     assert begun == 0 and first == undisturbed[: len(first)] and 35 <= len(first) < 60
+    before_the_end()
     # The checkpoint has the seed.
     begun, rest = batches_of(folder / 'parts', data, **given, initial=Initial())
     assert 0 < begun < 60

@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import logging as standard_logging
 import math
-import pathlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from absl import logging
 
 from tflearn.api import run_check
 from tflearn.config import files, going_on, job_config, names
-from tflearn.core import background, waiting
+from tflearn.core import background, progress_log
 from tflearn.files.run_dir import RunDir
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
@@ -30,7 +28,6 @@ from tflearn.jobs.train_settings import Initial, grouped
 from tflearn.launch import local, supervisor
 from tflearn.launch.code_revision import code_revision
 
-_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _NO_TIMEOUT_SECS = float('inf')
 _POLL_SECS = 0.2  # after which a stop is noticed
 _JOIN_SECS = 10.0
@@ -38,51 +35,7 @@ _JOIN_SECS = 10.0
 EVALUATION_SEED = 1_000_000
 
 
-@contextlib.contextmanager
-def progress_logged() -> Iterator[None]:
-    """Logs what jobs report to stderr during the block, unless this is a notebook,
-    or the program has set up its own logging. Nothing of the block is logged before or after it:
-    absl would set up logging of its own.
-    """
-    root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
-    replaced = root.handlers[:]
-    if any(not _is_absls(handler) for handler in replaced) or local.in_notebook():
-        yield
-        return
-    for own in replaced:
-        root.removeHandler(own)
-    handler = standard_logging.StreamHandler()
-    handler.setFormatter(standard_logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
-    handler.addFilter(_is_progress)
-    root.addHandler(handler)
-    logging.set_verbosity(logging.INFO)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        for own in replaced:
-            root.addHandler(own)
-        logging.set_verbosity(verbosity)
-
-
-def _is_absls(handler: standard_logging.Handler) -> bool:
-    """Returns whether a handler is as absl adds it at its first message, by `logging.basicConfig()`:
-    TensorFlow reports by absl that it loads a policy.
-    """
-    form = getattr(handler.formatter, '_fmt', None)
-    return type(handler) is standard_logging.StreamHandler and form == standard_logging.BASIC_FORMAT
-
-
-def _is_progress(record: standard_logging.LogRecord) -> bool:
-    """Returns whether a record is for the user:
-    a warning, or a report of this package but for its waits.
-    """
-    own = record.pathname.startswith(_PACKAGE) and record.pathname != waiting.__file__
-    # It prints its own.
-    return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')
-
-
-@progress_logged()
+@progress_log.printed(unless=local.in_notebook)
 def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
     """Runs both jobs with Python objects as arguments.
 
@@ -116,7 +69,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
         jobs.threads.submit(training).result()
 
 
-@progress_logged()
+@progress_log.printed(unless=local.in_notebook)
 def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> None:
     """Runs both jobs as a gin file configures them.
     What this process had bound with gin before is forgotten.

@@ -20,6 +20,7 @@ from tflearn.api import process_run, synchronous_run
 from tflearn.api.run_settings import RunSettings
 from tflearn.config import files
 from tflearn.config.reader import import_text
+from tflearn.core import progress_log
 from tflearn.core.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.core.experience import Experience
 from tflearn.core.types import (
@@ -217,7 +218,7 @@ def _write_gin(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
         if mode == 'processes':
             raise UserTypeError(f"{error}; or take mode='synchronous'") from None
         run_dir.objects.unlink(missing_ok=True)
-        with synchronous_run.progress_logged():
+        with progress_log.printed(unless=local.in_notebook):
             text = 'the run itself is fine; tflearn-evaluate and tflearn play will need --gin_file, without %s: %s'
             logging.info(text, run_dir.objects, error)
 

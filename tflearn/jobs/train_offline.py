@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.core import strategies, waiting, workers
+from tflearn.core import progress_log, strategies, waiting, workers
 from tflearn.core.background import Watchdog
 from tflearn.core.errors import UserValueError
 from tflearn.core.experience import Experience
@@ -37,6 +37,7 @@ from tflearn.sampling.mix import Mix
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 
 
+@progress_log.printed()
 def train_offline(
     *,
     run: Run,
