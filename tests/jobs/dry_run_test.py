@@ -104,7 +104,9 @@ def _with_operation(make_agent, operation, specs, train_step, experience):
 )
 def test_names_an_operation_of_the_host(small_run, operation, kind):
     make = functools.partial(_with_operation, small_run.factories()['make_agent'], operation)
-    with pytest.raises(ValueError, match=f'got the host operation {kind} in the train step .*; need operations that'):
+    with pytest.raises(
+        ValueError, match=rf'got the host operation {kind} .*, made by \S+ in \S*dry_run_test\.py:\d+\);'
+    ):
         _dry(small_run, make_agent=make)
 
 

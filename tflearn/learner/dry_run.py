@@ -26,6 +26,7 @@ _NOT_COMPILED = re.compile(
     r"(\w+) \(No registered '\w+' OpKernel for \w+ devices compatible with node (?:\{\{function_node [^}]*\}\})?"
     r'\{\{node ([^}]*)\}\}'
 )
+_CREATED_AT = re.compile(r'The op is created at:\s*(?:File .*\n)*File "(.*)", line (\d+), in (.*)')
 _NO_COMPILER = 'could not find registered transfer manager for platform Host'
 
 
@@ -246,8 +247,10 @@ def _lower(step: Callable[[Any], Any], batch: Any, stage: str) -> Any:
         return function.experimental_get_compiler_ir(zeros)(stage=stage)
     except (ValueError, tf.errors.OpError) as error:
         if found := _NOT_COMPILED.search(str(error)):
+            created = _CREATED_AT.search(str(error), found.end())
+            where = f'{found[2]}, made by {created[3]} in {created[1]}:{created[2]}' if created else found[2]
             raise UserValueError(
-                f'got the host operation {found[1]} in the train step ({found[2]}); need operations that run on a TPU; '
+                f'got the host operation {found[1]} in the train step ({where}); need operations that run on a TPU; '
                 'move it to the data, or to LearnerOptions.after_run'
             ) from error
         reason = str(error).strip().splitlines()[0]
