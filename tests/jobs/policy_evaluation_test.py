@@ -137,7 +137,9 @@ def test_policies_of_other_origins_in_another_environment(tmp_path):
             assert (found['lengths'], found['policy']) == ([60, 60], f'{__name__}:balance')
             assert found['incomplete'].startswith('2 of 3 episodes did not end within 60 steps')
     assert results(tmp_path) == {}
-    with pytest.raises(ValueError, match="got .*saved, which TF-Agents' PolicySaver has written; need an exported"):
+    with pytest.raises(
+        ValueError, match=r"got .*saved, which TF-Agents' .*; call tf.saved_model.load\('.*saved'\)\.action"
+    ):
         load_policy(tmp_path / 'saved')
 
 

@@ -121,7 +121,10 @@ def load_policy(path: str | os.PathLike[str], allow_nonfinite: bool = False) -> 
     """
     policy = external.load(local_path(path, 'path').resolve())
     if not isinstance(policy, LoadedPolicy):
-        raise UserValueError(f"got {policy.path}, which TF-Agents' PolicySaver has written; need an exported version")
+        raise UserValueError(
+            f"got {policy.path}, which TF-Agents' PolicySaver has written; need an exported version; call "
+            f"tf.saved_model.load('{policy.path}').action(time_step), or tflearn-evaluate --policy={policy.path}"
+        )
     return PolicyFunction(policy, allow_nonfinite)
 
 
