@@ -29,6 +29,9 @@ _WIDTH = 120
 # absl adds this to the help of flags that may be repeated.
 _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
 
+# What Python says of a text that is no number.
+_NO_NUMBER = re.compile(r'(flag --(\w+)=.*): (?:invalid literal for (int)|could not convert string to float)')
+
 # Group -> flag -> what it is: the core's, and those of each extension that is there.
 _FILES = (pathlib.Path(__file__).with_name('flags.toml'), *extensions.files('flags.toml'))
 GROUPS: dict[str, dict[str, dict[str, Any]]] = {
@@ -173,7 +176,11 @@ def parse(arguments: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> l
     try:
         return list(values(arguments)[1:])
     except (flags.Error, OSError, UnicodeError) as error:  # the last ones: a file of --flagfile
-        raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+        text = ' '.join(str(error).split())
+        if found := _NO_NUMBER.match(text):
+            about = ' '.join((values[found[2]].help or '').rstrip('.').split())
+            text = f'{found[1]}: need {"an integer" if found[3] else "a number"}: {about}'
+        raise UserValueError(f'got a wrong flag: {text}; see --help') from error
 
 
 def check(of_run: bool = False) -> None:

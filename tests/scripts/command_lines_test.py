@@ -83,6 +83,11 @@ def test_help_of_a_program_without_flags_of_its_own():
         (f'evaluate {NO_RUN} --data=', 'got an empty --data; need a directory of episodes'),
         (f'evaluate {NO_RUN} --data=x --gamma=2', 'got a wrong flag: flag --gamma=2'),
         (f'evaluate {NO_RUN} --data=x --gamma=nan', 'got a wrong flag: flag --gamma=nan: need a number'),
+        (f'evaluate {NO_RUN} --data=x --gamma=x', 'got a wrong flag: flag --gamma=x: need a number: Discount of'),
+        (
+            f'evaluate {NO_RUN} --policy=best --train_step=latest',
+            'got a wrong flag: flag --train_step=latest: need an integer: Train step of the version, if not --policy',
+        ),
         (f'evaluate {NO_RUN} --data=x --gin_file=dqn_cartpole', 'got a wrong flag: Unknown command line'),
         ('export', 'got no --root_dir; need '),
         ('export --root_dir=x --format=int4', 'got a wrong flag: flag --format=int4'),
