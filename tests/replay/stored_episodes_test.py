@@ -173,6 +173,13 @@ def test_wrong_checkpoints_are_refused(serve, tmp_path):
         (tmp_path / 'replay' / 'tables.json').write_text(text)
         with pytest.raises(ValueError, match='got a damaged .*tables.json, without the chunks of replay; need the one'):
             stored_episodes.read_chunks(checkpoints, served.storage)
+    (tmp_path / 'replay' / 'tables.json').unlink()
+    served.server.close()
+    error = 'got the replay checkpoint .* without .*tables.json, .*; copy that file'
+    with pytest.raises(ValueError, match=error):
+        stored_episodes.read_chunks(checkpoints, served.storage)
+    with pytest.raises(ValueError, match=error):
+        serve(EXPERIENCES['mirrored'])
 
 
 @lanes.classic

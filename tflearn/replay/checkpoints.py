@@ -94,9 +94,14 @@ class CheckpointDirectory:
         """Writes the settings of the tables, as JSON values; before a checkpoint, which is refused without them."""
         write_json(self._settings, tables)
 
-    def settings(self) -> dict[str, Any] | None:
-        """Returns what was written; None if nothing was."""
-        return read_json(self._settings)
+    def settings(self, checkpoint: pathlib.Path) -> dict[str, Any]:
+        """Returns what was written before a checkpoint. Raises ValueError if it is not there."""
+        if (tables := read_json(self._settings)) is None:
+            raise UserValueError(
+                f'got the replay checkpoint {checkpoint} without {self._settings}, which describes its tables; need '
+                'both; copy that file as well, or remove the checkpoint to begin with an empty replay'
+            )
+        return dict(tables)
 
     def refuse_differences(self, checkpoint: pathlib.Path, tables: dict[str, Any]) -> None:
         """Raises ValueError if a checkpoint holds tables with other settings.
@@ -104,7 +109,7 @@ class CheckpointDirectory:
         Args:
           tables: the settings of the run's tables, as JSON values.
         """
-        if found := _differences(self.settings() or {}, tables, 'table'):
+        if found := _differences(self.settings(checkpoint), tables, 'table'):
             raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
                 'same settings; change them back, or start another --root_dir'

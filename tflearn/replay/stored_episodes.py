@@ -203,12 +203,12 @@ def read_chunks(checkpoints: pathlib.Path, storage: Storage) -> list[np.ndarray]
 def _newest(checkpoints: pathlib.Path, otherwise: str) -> tuple[dict[str, Any], pathlib.Path]:
     """Returns the settings of the tables, and the newest checkpoint."""
     directory = CheckpointDirectory(checkpoints)
-    settings, newest = directory.settings(), directory.newest()
-    if settings is None or newest is None:
+    if (newest := directory.newest()) is None:
         raise UserValueError(
             f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
             f'stopped; or {otherwise}'
         )
+    settings = directory.settings(newest)
     replay = settings.get(REPLAY)
     signature = replay.get('signature') if isinstance(replay, dict) else None
     if not isinstance(signature, dict) or not isinstance(signature.get('chunk'), str):
