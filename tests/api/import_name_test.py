@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import tflearn
+import tflearn.environments
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 
@@ -28,6 +28,12 @@ def test_a_warning_if_the_other_distribution_is_installed_too(tmp_path):
     assert done.stderr.count('got two distributions') == 1
     for text in (str(CHECKOUT / 'tflearn'), f'tflearn 0.5.0 (in {tmp_path}', '`pip uninstall tflearn`'):
         assert text in done.stderr
+
+
+def test_a_module_that_is_not_there_is_no_attribute():
+    assert not hasattr(tflearn.environments, 'unknown') and hasattr(tflearn.environments, 'pacing')
+    with pytest.raises(ImportError, match="cannot import name 'gymnasum_env' from 'tflearn.environments'"):
+        from tflearn.environments import gymnasum_env  # noqa: F401
 
 
 def test_no_warning_otherwise(tmp_path):

@@ -13,5 +13,11 @@ def __getattr__(name: str) -> object:
     """
     if name.startswith('_'):
         raise AttributeError(f'module {__name__} has no attribute {name!r}')
+    module = f'{__name__}.{name}'
     with preflight.quiet_imports(finds_gpus=False):
-        return importlib.import_module(f'{__name__}.{name}')
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:  # a package that it needs
+                raise
+            raise AttributeError(f'module {__name__} has no attribute {name!r}') from error
