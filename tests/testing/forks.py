@@ -6,6 +6,7 @@ own, which ends with it, and so has each tflearn-launch that is started here: th
 the libraries for all of them. Tests of the start itself use `subprocess`.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -16,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from unittest import mock
 
 from tests.testing import warm_parents, without_extensions
 from tflearn.core.waiting import wait_until
+from tflearn.launch import warm_parent
 from tflearn.launch.warm_parent import Fork, WarmParent
 
+_PATIENCE_SECS = 1200.0
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +40,8 @@ class Program:
 
     def poll(self) -> int | None:
         """Returns the exit code, None while it runs."""
-        return self._fork.poll()
+        with _patient():
+            return self._fork.poll()
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -76,7 +81,9 @@ def start(
     given |= {'errors': str(errors) if errors else '', 'loaded': str(warm_parents.loaded())}
     given['without_extensions'] = without_extensions.is_installed()
     with log.open('w') as file:
-        fork = _warm_parent().start([sys.executable, '-m', 'tests.testing.forks', json.dumps(given)], file.fileno())
+        parent = _warm_parent()
+        with _patient():
+            fork = parent.start([sys.executable, '-m', 'tests.testing.forks', json.dumps(given)], file.fileno())
     assert fork, 'the warm parent has ended'
     return Program(fork)
 
@@ -100,8 +107,14 @@ def run(
 def _warm_parent() -> WarmParent:
     with warm_parents.forked(warm_parents.loaded()):
         parent = WarmParent([sys.executable, *warm_parents.PROGRAM], sys.__stderr__)
-    parent.wait_until_ready(lambda: False)
+    with _patient():
+        parent.wait_until_ready(lambda: False)
     return parent
+
+
+def _patient() -> contextlib.AbstractContextManager[object]:
+    """A launcher starts jobs without a warm parent that is slow; here that would be a failure of a busy machine."""
+    return mock.patch.multiple(warm_parent, _READY_TIMEOUT_SECS=_PATIENCE_SECS, _REPLY_TIMEOUT_SECS=_PATIENCE_SECS)
 
 
 def _main() -> None:
