@@ -39,7 +39,7 @@ ALONE = 'ratchet, not compared with the best'
 # How much worse candidates are than what serves, in margins.
 KINDS = {'learned': 1.01, 'worse': 1.01, 'ratchet': 0.5, ALONE: 0.5}
 _ROWS = np.dtype([(name, 'u8' if name == 'id' else 'f8') for name in ('id', 'time', 'reward')] + [
-    ('bad', '?'), ('activated', '?'), ('row', 'i8'), ('action', 'i8'), ('context', 'i8')
+    ('bad', '?'), ('activated', '?'), ('has_outcome', '?'), ('row', 'i8'), ('action', 'i8'), ('context', 'i8')
 ])  # fmt: skip
 _OUTCOMES = Outcomes(OutcomeOptions([]), Report(), [], {}).dtype
 
