@@ -94,7 +94,7 @@ BAD = {
     empty_glob: r'where no dataset.json is; .*unrelated; need a directory',
     missing_number: r'at byte 0: got reward with numbers that are not finite',
     endless_episode: r'at byte 0: got an episode without an end',
-    wrong_format: r'the paths found are .*data \(Minari\); need a directory .* \(tflearn data convert\)',
+    wrong_format: r'the paths found are .*data; need a directory .* \(tflearn data convert\)',
     unreadable: r'got .*\.tfrecord, which cannot be read \(No such file or directory\)',
     no_episodes: r'got no episodes in .*data; need at least one file',
     other_byte_order: r'at byte 0: got the step types \[0, .*; check that the numbers are little-endian',

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import shutil
@@ -133,24 +134,18 @@ def _source(reader: EpisodeReader) -> _Source:
 
 
 def _write(path: pathlib.Path, target: str, source: _Source, spaces: Any, compress: bool) -> int:
-    (specs, stored, facts, episodes), num_episodes = source, 0
-
-    def counted() -> Iterator[list[np.ndarray]]:
-        nonlocal num_episodes
-        for leaves in episodes:
-            num_episodes += 1
-            yield leaves
-
+    specs, stored, facts, episodes = source
     if target == TFLEARN:
         writer = EpisodeWriter(path, specs, stored, metadata=facts, compress=compress)
         with contextlib.closing(writer):
-            for leaves in counted():
+            for leaves in episodes:
                 writer.write(leaves)
-        return num_episodes
-    names = [column.name for column in stored]
-    named = (dict(zip(names, leaves, strict=True)) for leaves in counted())
+        return writer.num_episodes
+    names, count = [column.name for column in stored], itertools.count()
+    # Where there is no further episode, no further number is taken.
+    named = (dict(zip(names, leaves, strict=True)) for leaves, _ in zip(episodes, count, strict=False))
     if target == MINARI:
         minari_format.write(path, specs, stored, named, spaces, facts)
     else:
         rlds_format.write(path, specs, stored, named, facts)
-    return num_episodes
+    return next(count)

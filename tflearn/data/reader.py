@@ -32,13 +32,6 @@ UNKNOWN = 'unknown'
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
 _MAX_NAMED = 10  # damaged records that are logged one by one
 _DAMAGES = (ValueError, IndexError, message.DecodeError)
-_OTHER_FORMATS = {
-    'Minari': 'main_data.hdf5',
-    'RLDS': 'features.json',
-    'RLlib': 'output-*.json',
-    'Parquet': '*.parquet',
-    'HDF5': '*.hdf5',
-}
 
 
 @checked_dataclass(frozen=True)
@@ -421,20 +414,12 @@ def _directories(path: str) -> list[pathlib.Path]:
     found = [pathlib.Path(name) for name in sorted(glob.glob(str(pathlib.Path(path).expanduser())))]
     directories = [directory for directory in found if (directory / columns.DESCRIPTION).exists()]
     if not directories:
-        nearby = f'; the paths found are {", ".join(map(_with_format, found))}' if found else ''
+        nearby = f'; the paths found are {", ".join(map(str, found))}' if found else ''
         raise UserValueError(
             f'got Dataset.paths with {path!r}, where no {columns.DESCRIPTION} is{nearby}; need a directory that '
             'tflearn data has written, or has converted (tflearn data convert)'
         )
     return directories
-
-
-def _with_format(path: pathlib.Path) -> str:
-    """Returns the path, and which other format it seems to have."""
-    for name, pattern in _OTHER_FORMATS.items():
-        if path.match(pattern) or (path.is_dir() and any(path.rglob(pattern))):
-            return f'{path} ({name})'
-    return str(path)
 
 
 def _check_starts(directory: pathlib.Path, data_spec: types.NestedTensorSpec) -> None:

@@ -444,7 +444,7 @@ def test_the_range_the_longest_session_and_the_cluster_are_kept_for_the_gate(tmp
     [
         ('reward_range = [1, 0]', r'got reward_range = \[1, 0\]; need two numbers, the least one first'),
         ('greatest_weight = 0', 'got greatest_weight = 0; need a number above 0'),
-        ("reward_range = '0, 1'", "got reward_range = '0, 1'; need the least and the greatest one"),
+        ("reward_range = '0, 1'", "got reward_range = '0, 1'; need two numbers, the least one first"),
         ('reward_range = [0, 1]\nreturn_range = [0, 2]', 'got reward_range and return_range; need one of them'),
         ('longest = 0', 'got longest = 0; need the most steps of an episode'),
     ],

@@ -87,18 +87,17 @@ def evaluate_on_data(
     check_policy(loaded, specs, directories)
     logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, directories)))
     episodes, info = read(dataset, specs)
-    recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, Served(epsilon, temperature))
+    served = Served(epsilon, temperature)
+    recorded = _recorded(episodes, info.get(LOG_PROBABILITY), specs, loaded, served)
     if CLUSTER in info:
         recorded = dataclasses.replace(recorded, clusters=info[CLUSTER][recorded.starts])
     if WEIGHT in info:
-        weights = info[WEIGHT][recorded.starts].astype(np.float64)
-        recorded = dataclasses.replace(recorded, weights=weights)
+        recorded = dataclasses.replace(recorded, weights=info[WEIGHT][recorded.starts].astype(np.float64))
     if recorded.even is not None:
         words = metadata.vocabularies(directories).get('action')
         low, high = int(specs.action.minimum), int(specs.action.maximum)
         names = tuple(words or map(str, range(low, high + 1)))
         recorded = dataclasses.replace(recorded, action_names=names)
-    served = Served(epsilon, temperature)
     shuffled = _shuffled(episodes, directories, specs, loaded, served, features, ope_options) if features else ()
     found = evaluation.evaluate(recorded, ope_options, _bounds(specs), shuffled)
     warnings = []

@@ -95,13 +95,8 @@ def mean_weight_is_one(episodes: Episodes, counts: np.ndarray | float = 1.0) -> 
     """Returns whether the mean weight of episodes that count so often [N] is 1, its expectation, but for chance."""
     weights = np.exp(episodes.log_weights[:, -1]) * counts / np.mean(counts)
     with np.errstate(over='ignore'):  # the square of a huge weight
-        error = standard_error(weights)
+        error = float(weights.std(ddof=1)) / math.sqrt(len(weights))
     return math.isfinite(error) and bool(abs(weights.mean() - 1) <= _WEIGHT_TOLERANCE + _WEIGHT_ERRORS * error)
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Returns the standard error of the mean of values [N]."""
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def behaviour_value(episodes: Episodes) -> Estimator:

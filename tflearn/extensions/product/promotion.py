@@ -110,11 +110,8 @@ def judge(
 def _ranged(limit: Limit, stated: Mapping[str, Any]) -> Limit:
     """Returns a limit with the range that the data set states, unless it has one."""
     low, high = map(stated.get, reward_parts.ends(limit.name))
-    return dataclasses.replace(
-        limit,
-        low=low if limit.low is None else limit.low,
-        high=high if limit.high is None else limit.high,
-    )
+    low, high = low if limit.low is None else limit.low, high if limit.high is None else limit.high
+    return dataclasses.replace(limit, low=low, high=high)
 
 
 def _check_once(used: Sequence[Mapping[str, Any]]) -> None:

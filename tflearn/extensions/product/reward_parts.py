@@ -34,9 +34,8 @@ def stated(given: Mapping[str, Any]) -> dict[str, Any]:
         raise UserValueError(f'got {_RANGE} and {_RETURNS}; need one of them')
     for name in (_RANGE, _RETURNS):
         ends = given.get(name, [0, 1])
-        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(each, int | float) for each in ends):
-            raise UserValueError(f'got {name} = {ends!r:.100}; need the least and the greatest one')
-        if not -LARGEST <= ends[0] < ends[1] <= LARGEST:
+        are_two = isinstance(ends, list) and len(ends) == 2 and all(isinstance(each, int | float) for each in ends)
+        if not are_two or not -LARGEST <= ends[0] < ends[1] <= LARGEST:
             raise UserValueError(f'got {name} = {ends!r:.100}; need two numbers, the least one first')
         if name in given:
             found |= {'low': float(ends[0]), 'high': float(ends[1])} | ({'whole': True} if name == _RETURNS else {})

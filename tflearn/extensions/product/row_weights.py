@@ -20,11 +20,8 @@ def of_rows(rows: np.ndarray) -> np.ndarray | None:
     names = [name for name in NAMES if name in (rows.dtype.names or ())]
     if not names:
         return None
-    weights, kept = np.ones((2, len(rows)))
-    if WEIGHT in names:
-        weights = rows[WEIGHT]
-    if DROPPED in names:
-        kept = 1 - rows[DROPPED]
+    weights = rows[WEIGHT] if WEIGHT in names else np.ones(len(rows))
+    kept = 1 - rows[DROPPED] if DROPPED in names else np.ones(len(rows))
     # Of a bad row it may be 0.
     return np.divide(weights, kept, out=np.ones(len(rows)), where=kept > 0).astype(np.float32)
 
