@@ -60,6 +60,7 @@ def log(folder, number, count=300, **parts):
     decisions, outcomes = [], [{'event_id': 'none', 'time': 1000.0 + 400 * (number + 1), 'reward': 0.0} | parts]
     for i in [*range(count), 399]:  # a log ends with its newest decision, whose window is open
         event = {'id': f'{number}-{i}', 'time': 1000.0 + 400 * number + i, 'probability': 0.1}
+        event |= {'site': f'site {1 - number}' if i % 2 else 'any site'}  # a new one that is sorted before the others
         decisions.append(event | {'action': int(random.integers(10)), 'observation': random.normal(size=8).tolist()})
         outcomes.append({'event_id': event['id'], 'time': event['time'] + 1, 'reward': float(random.normal())} | parts)
     for name, rows in (('decisions', decisions), ('outcomes', outcomes)):
@@ -76,6 +77,7 @@ def files(directory):
 
 def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     (folder / 'loop.gin').write_text(LOOP + '\nloop.Gate.held_out_rounds = 2\n')
+    (folder / 'columns.toml').write_text(COLUMNS + "site = {kind = 'category'}\n")
     ended = forks.run('scripts', 'loop', *FLAGS, cwd=folder, env=ENVIRONMENT, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     serving = folder / 'serving' / 'policies' / 'greedy_policy'
@@ -107,6 +109,9 @@ def test_rounds_make_the_policy_that_serves_and_a_killed_loop_goes_on(folder):
     assert times > first_times and len(new) > 20 and min(new) >= 1400, 'what was held out stays so for another round'
     states = read_json(serving / 'states.json')
     assert [entry['version'] for entry in states['history']] == [20, 21]
+    words, (policy,) = read_json(rounds / '2' / 'joined' / 'vocabularies.json'), serving.glob('21/metadata.json')
+    assert words == read_json(policy)['vocabularies'] == {'observation.site': ['any site', 'site 1']}
+    assert second['import']['unknown: observation.site'] == 151
     last = ended.stdout.splitlines()[-1]
     assert last.split()[0] == '2' and last.split()[-2:] == ['serves', '21']
     page = (folder / 'runs' / 'loop' / 'index.html').read_text()

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 
-from tests.testing import forks
 from tflearn.core import extensions
 from tflearn.core.errors import UserError
 from tflearn.data import columns, metadata
@@ -60,7 +59,7 @@ def join(folder, output='data', mapped=MAP, files=None, **options):
     """Joins the decisions in a folder with outcomes, in this process."""
     (folder / 'map.toml').write_text(mapped)
     given = {'paths': files or [folder], 'settle_secs': 0.0, **options}
-    allowed = {'max_bad_rows': given.pop('max_bad_rows', 0)}
+    allowed = {name: given.pop(name) for name in ('max_bad_rows', 'refused') if name in given}
     importing = extensions.load('import')
     return importing.import_logs([folder], folder / 'map.toml', folder / output, outcomes=given, **allowed)
 
@@ -125,21 +124,10 @@ def test_a_reward_is_the_weighted_sum_of_parts_of_outcomes(tmp_path):
     assert metadata.stated([tmp_path / 'data']) == {'part.latency.low': 0, 'part.latency.high': 500}
 
 
-def test_the_program_leaves_out_decisions_before_the_last_seconds_with_their_sessions(tmp_path):
+def test_decisions_before_the_last_seconds_are_left_out(tmp_path):
     decisions(tmp_path)
     outcomes(tmp_path)
-    (tmp_path / 'map.toml').write_text(MAP)
-    files = (f'--decisions={tmp_path}', f'--outcomes={tmp_path}', f'--columns={tmp_path}/map.toml')
-    # Of a log that ends at 195, with the newest decision.
-    flags = (
-        '--window_secs=30',
-        '--default_reward=-1',
-        '--last_secs=80',
-        '--settle_secs=0',
-        f'--output={tmp_path}/data',
-    )
-    ended = forks.run('scripts', 'data', 'join', *files, *flags, env=ENVIRONMENT, timeout=DEADLINE_SECS)
-    assert ended.returncode == 0, ended.stderr
+    join(tmp_path, window_secs=30.0, default_reward=-1.0, last_secs=80.0)  # of a log that ends at 195
     assert rewards(tmp_path / 'data') == {120.0: [np.float32(0.1)], 130.0: [-1.0]}
     assert columns.read_metadata(tmp_path / 'data')['import']['decisions that are too old'] == 2
 

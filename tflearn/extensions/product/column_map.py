@@ -180,8 +180,9 @@ class ColumnMap:
         # Its own id and time; of the others those that are inputs, too.
         keys = {name: columns.get(column, column) for name, column in self.keys.items() if name not in VERSIONS}
         keys |= {name: name for name in ('id', 'time') if name in keys} | {ACTIVATED: ACTIVATED}
-        found = dataclasses.replace(self, features=tuple(features), keys=keys)
-        return dataclasses.replace(found, optional=(ACTIVATED,), is_typed=True)
+        if keys.get('cluster') not in (None, 'arm', *columns.values()):
+            keys['cluster'] = 'cluster'  # as the caller has named it
+        return dataclasses.replace(self, features=tuple(features), keys=keys, optional=(ACTIVATED,), is_typed=True)
 
 
 def are_of_server(names: Collection[str]) -> bool:

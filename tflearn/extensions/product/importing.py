@@ -1,6 +1,7 @@
 """`tflearn data import` and `join`: what they are given is checked before TensorFlow is loaded, which takes a while."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def import_logs(
       paths: files, and directories of such, see `log_files.find`.
       column_map: the file that says what each column means.
       output: the new directory.
-      vocabularies: an earlier data set, whose vocabularies are taken.
+      vocabularies: an earlier data set or a policy, whose vocabularies are taken.
       compress: compress the files with gzip.
       outcomes: the fields of `OutcomeOptions` but the columns: the logs are decisions of a server then. Its paths may
         be directories too.
@@ -43,7 +44,8 @@ def import_logs(
         mapped = mapped.of_server()
     if outcomes is not None:
         propensity = mapped.feature('propensity')
-        if propensity and propensity.columns == (PROBABILITY,) and not _have(names, PROBABILITY):
+        known = {*itertools.chain.from_iterable([*names.values(), *map(log_files.partitions, names)])}
+        if propensity and propensity.columns == (PROBABILITY,) and PROBABILITY not in known:
             mapped = dataclasses.replace(mapped, features=tuple(each for each in mapped.features if each != propensity))
             report.warnings.append(
                 f'no decision has a {PROBABILITY!r}, and the column map names no `propensity`: such data train a '
@@ -71,11 +73,6 @@ def import_logs(
 
     log_import.run(files, mapped, output, report, vocabularies, compress, joined)
     return '\n'.join([str(report), *report.actions.lines()])
-
-
-def _have(names: Mapping[pathlib.Path, Sequence[str]], column: str) -> bool:
-    """Returns whether one of the files, whose columns are `names`, has a column."""
-    return any(column in (*names[path], *log_files.partitions(path)) for path in names)
 
 
 def _are_of_server(names: Mapping[pathlib.Path, Sequence[str]], mapped: ColumnMap) -> bool:

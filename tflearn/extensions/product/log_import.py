@@ -27,13 +27,15 @@ from tflearn.data.records import Encoder, Records
 from tflearn.data.writer import EpisodeWriter
 from tflearn.extensions.product import log_files, reward_parts, row_weights, table_values, tables
 from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE
-from tflearn.extensions.product.column_map import ACTION, ACTIVATED, ColumnMap
+from tflearn.extensions.product.column_map import ACTION, ACTIVATED, HAS_OUTCOME, ColumnMap
 from tflearn.extensions.product.log_end import latest
 from tflearn.extensions.product.log_report import Report
 from tflearn.extensions.product.log_rows import RowEncoder
-from tflearn.extensions.product.outcomes import OutcomeOptions, Outcomes
+from tflearn.extensions.product.outcomes import LEFT_OUT, WITH_OUTCOME, OutcomeOptions, Outcomes
 from tflearn.extensions.product.reward_ranges import RewardRanges
+from tflearn.files import messages
 from tflearn.files.run_dir import read_json, write_json
+from tflearn.policies import versions
 
 MAX_CATEGORIES = 100_000
 _NUM_PARTS = 64
@@ -60,7 +62,7 @@ def run(
       mapped: what each column means.
       output: the new directory.
       report: counts what is found.
-      vocabularies: an earlier data set, whose vocabularies are taken; None collects them from the data.
+      vocabularies: an earlier data set or a policy, whose vocabularies are taken; None collects them from the data.
       compress: compress the files with gzip.
       outcomes: gives the rewards, not the logs; the map has an id and a time then.
 
@@ -102,8 +104,7 @@ def run(
                 # Of a decision for several slots all or none are left.
                 rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
             report.actions, ranges = ActionTable(encoder.actions), RewardRanges(mapped, labels)
-            known = _counted(_by_knowledge(map(ranges.checked, rows)), report.actions)
-            known = joined.counted(known) if outcomes else known
+            known = _counted(_by_knowledge(map(ranges.checked, rows)), report)
             for name, records in _ahead(_records(writer('').encoder, known, keys)):
                 writer(name).write_records(records)
         if not writer('').num_episodes:
@@ -143,16 +144,21 @@ def _write_facts(
 def _vocabularies(
     paths: Sequence[pathlib.Path], mapped: ColumnMap, earlier: pathlib.Path | None, parsed: IO[bytes] | None = None
 ) -> dict[str, list[str]]:
-    """Returns the values of each category: those of the map, else of an earlier data set, else all, sorted.
+    """Returns the values of each category: those of the map, else of an earlier data set or a policy, else all, sorted.
 
     If files of text are read for that, `parsed` has all their blocks then.
     """
     words = {each.name: list(each.values) for each in mapped.features if each.has_vocabulary}
     if earlier is not None:
-        known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]]) or {}
-        if not {name for name, values in words.items() if not values} <= known.keys():
+        known = read_json(earlier / metadata.VOCABULARIES, dict[str, list[str]])
+        if known is None and not (earlier / columns.DESCRIPTION).exists():
+            policy = read_json(versions.find(earlier) / versions.METADATA, messages.Metadata) or {}
+            known = policy.get(versions.VOCABULARIES)
+        known = known or {}
+        if lacking := [name for name, values in words.items() if not values and name not in known]:
             raise UserValueError(
-                f'got {earlier} without a {metadata.VOCABULARIES} of {", ".join(words)}; need a data set of such'
+                f'got {earlier} without a vocabulary of {", ".join(lacking)}; need a data set or a policy that has '
+                'one, or the `values` in the column map'
             )
         words = {name: values or known[name] for name, values in words.items()}
     missing = {each.name: each.columns[0] for each in mapped.features if words.get(each.name) == []}
@@ -277,9 +283,11 @@ class _Order:
             self._mark(rows, 1 + np.flatnonzero(differs), *_WEIGHTS)
         if rows['bad'].any():
             left_out = np.unique(rows['key'][rows['bad']])
+            is_in = np.isin(rows['key'], left_out)
             if 'episode' in self.keys:  # else each row is one, and is counted already
                 self.report.counts['episodes left out'] += len(left_out)
-            rows = rows[~np.isin(rows['key'], left_out)]
+                self.report.counts[LEFT_OUT] += int(np.count_nonzero(is_in & ~rows['bad']))
+            rows = rows[~is_in]
         return rows
 
     def _doubles(self, rows: np.ndarray) -> np.ndarray:
@@ -368,12 +376,14 @@ def _by_knowledge(ordered: Iterator[np.ndarray]) -> Iterator[tuple[str, np.ndarr
         yield UNKNOWN, rows[unknown]
 
 
-def _counted(ordered: Iterator[tuple[str, np.ndarray]], actions: ActionTable) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the rows, and counts those with known rewards by their actions, if these are integers."""
+def _counted(ordered: Iterator[tuple[str, np.ndarray]], report: Report) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the rows; counts those with known rewards by their actions, if these are integers, and with outcomes."""
     for name, rows in ordered:
+        if not name and HAS_OUTCOME in rows.dtype.names and rows[HAS_OUTCOME].any():
+            report.counts[WITH_OUTCOME] += int(np.count_nonzero(rows[HAS_OUTCOME]))
         if not name and rows[ACTION].dtype.kind == 'i' and rows[ACTION].ndim == 1:
             given = rows['propensity'] if 'propensity' in rows.dtype.names else np.nan
-            actions.add(rows[ACTION], rows['reward'], given)
+            report.actions.add(rows[ACTION], rows['reward'], given)
         yield name, rows
 
 

@@ -28,7 +28,8 @@ from tflearn.extensions.product.reward_parts import LARGEST
 
 OPEN = 'decisions whose window is open'  # outcomes may still come
 _UNKNOWN = 'decisions with a wrong outcome'
-_OUTAGE, _OLD, _WITHOUT = 'decisions in an outage', 'decisions that are too old', 'decisions without an outcome'
+WITH_OUTCOME, _WITHOUT = 'decisions with an outcome', 'decisions without an outcome'
+_OUTAGE, _OLD = 'decisions in an outage', 'decisions that are too old'
 _KINDS = _IN_WINDOW, _EARLY, _LATE, _ALONE, _AFTER, _OF_NONE = (
     'outcomes in their window',
     'outcomes before their decision',
@@ -37,6 +38,7 @@ _KINDS = _IN_WINDOW, _EARLY, _LATE, _ALONE, _AFTER, _OF_NONE = (
     'outcomes after --until',
     'outcomes without a decision',
 )
+LEFT_OUT = 'good rows of episodes left out'
 _WEIGHED = 'decisions whose window is open, with weights'
 _Counts = collections.Counter[str]
 _PARTS = 20  # of the time, whose shares of decisions with outcomes are compared
@@ -264,8 +266,10 @@ class Outcomes:
         found, decided = outcomes[places], decisions['time'][of]
         late, wrong = found['time'] > decided + window, np.isnan(found['reward'])
         early = (found['time'] < decided) & ~wrong
-        for kind, which in ((_LATE, late), (_EARLY, early), (_IN_WINDOW, ~(late | wrong | early))):
-            counts[kind] += len(np.unique(places[which]))  # once, also for decisions of one id
+        for kind, which in ((_IN_WINDOW, ~(late | wrong | early)), (_EARLY, early), (_LATE, late)):
+            once = np.unique(places[which & joined[places]])  # also of several decisions of one id
+            counts[kind] += len(once)
+            joined[once] = False
         delays, files = found['time'] - decided, decisions['row'][of] // ROWS_OF_A_FILE
         self._clocks.add(found['file'][~wrong], files[~wrong], delays[~wrong], window)
         unknown = np.bincount(of[wrong | early], minlength=len(decisions)) > 0
@@ -314,29 +318,20 @@ class Outcomes:
             decisions['bad'] |= without
         return decisions
 
-    def counted(self, known: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the rows of known rewards, by '', and all others; counts the first by whether they have an outcome."""
-        counts = self._report.counts
-        for name, rows in known:
-            if not name:
-                found = int(np.count_nonzero(rows[HAS_OUTCOME]))
-                counts['decisions with an outcome'] += found
-                counts[_WITHOUT] += len(rows) - found
-            yield name, rows
-
     def add_sums(self, num_unknown: int) -> None:
         """Adds what became of all decisions and outcomes, of which so many have a reward that is not known."""
         report, counts = self._report, self._report.counts
-        found = {'with an outcome': counts['decisions with an outcome']}
+        found = {'with an outcome': counts[WITH_OUTCOME]}
         found['without one'] = counts['steps'] - found['with an outcome']
+        counts[_WITHOUT] += found['without one']
         report.sums['steps'] = found
-        good = counts['rows'] - report.bad_rows.get('rows', _Counts()).total()
         left_out = [OPEN, tables.NOT_ACTIVATED, _OUTAGE, _OLD, *([] if found['without one'] else [_WITHOUT])]
         parts = {'steps': counts['steps'], 'steps with unknown rewards': num_unknown}
-        parts |= {name: counts[name] for name in left_out} | {'doubles': counts['duplicate: rows']}
+        parts |= {name: counts[name] for name in left_out}
+        # A refused one is a bad row.
+        parts['doubles'] = 0 if 'duplicate' in report.refused else counts['duplicate: rows']
         if not self._options.weigh_delays:  # which repeats some
-            rest = good - sum(parts.values())
-            report.sums['rows that are good'] = {**parts, 'in sessions that are left out': rest}
+            report.sums['rows that are good'] = {**parts, 'in sessions that are left out': counts[LEFT_OUT]}
         parts = {name.removeprefix('outcomes ').removesuffix(' outcomes'): counts[name] for name in _KINDS}
         report.sums['outcomes that are good'] = {**parts, 'doubles': counts['double outcomes']}
 

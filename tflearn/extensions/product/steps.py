@@ -4,6 +4,7 @@ A round is a directory, whose first file names its input, and whose last one is 
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 import sys
@@ -138,7 +139,7 @@ class Rounds:
 
     def __init__(self, root: pathlib.Path):
         self._numbered = Numbered(root / 'rounds', needs=(_INPUTS,))
-        self._lines: dict[pathlib.Path, int] = {}  # of complete files, which do not change
+        self._num_rows = functools.cache(tables.num_rows)  # complete files do not change
 
     def finished(self) -> list[Round]:
         """Returns those that have a result, in their order."""
@@ -170,7 +171,7 @@ class Rounds:
             return None
         before = self._all()
         known = set(before[-1].inputs['decisions']) if before else set()
-        new = sum(self._count(path) for path in files['decisions'] if str(path) not in known)
+        new = sum(self._num_rows(path) for path in files['decisions'] if str(path) not in known)
         waited = time.time() - before[-1].inputs['began'] if before else float('inf')
         is_late = hours is not None and waited >= hours * 3_600
         if not new or not (is_late or new >= (num_decisions or (1 if hours is None else float('inf')))):
@@ -179,11 +180,6 @@ class Rounds:
         listed = {name: [str(each) for each in paths] for name, paths in files.items()}
         write_json(path / _INPUTS, {'began': time.time(), 'new_decisions': new, **listed})
         return self._all()[-1]
-
-    def _count(self, path: pathlib.Path) -> int:
-        if path not in self._lines:
-            self._lines[path] = tables.num_rows(path)
-        return self._lines[path]
 
 
 @checked_dataclass(frozen=True)
@@ -387,7 +383,9 @@ class Steps:
         return bool(verdict['needed'] <= rounds * begun.inputs['new_decisions'])
 
     def _join(self, begun: Round) -> list[str]:
-        logs = self.logs
+        logs, before = self.logs, begun.other(begun.number - 1).directory / 'joined'
+        # Each round would number the categories of its own log; those that the policy lacks are counted as unknown.
+        words = self._serving() or (before if before.exists() else None)
         names = ('window_secs', 'default_reward', 'settle_secs', 'last_secs', 'max_bad_rows')
         numbers = {name: getattr(logs, name) for name in names}
         return [
@@ -395,22 +393,26 @@ class Steps:
             *(f'--outcomes={path}' for path in begun.inputs['outcomes']),
             f'--columns={local_path(logs.columns, "Logs.columns")}',
             f'--combine={logs.combine}',
+            *([f'--vocabularies={words}'] if words else []),
             *(f'--outages={each}' for each in logs.outages),
             *(f'--{name}={value}' for name, value in numbers.items() if value is not None),
         ]
 
     def _train(self, begun: Round) -> list[str]:
         statements = [*self.training.gin_bindings]
-        found = states.read(self._served)
-        served = found.stable if found else versions.newest_version(self._served)
-        if self.training.warm_start and served is not None:
-            policy = str(self._served / str(served))
-            statements += ['from tflearn.jobs import train', f'train.Initial.policy = {policy!r}']
+        if self.training.warm_start and (policy := self._serving()):
+            statements += ['from tflearn.jobs import train', f'train.Initial.policy = {str(policy)!r}']
         return [
             f'--root_dir={begun.run.root}',
             f'--gin_file={files.resolve(self.training.gin_file)}',
             *(f'--gin_bindings={statement}' for statement in statements),
         ]
+
+    def _serving(self) -> pathlib.Path | None:
+        """Returns the version that serves; None before there is one."""
+        found = states.read(self._served)
+        number = found.stable if found else versions.newest_version(self._served)
+        return None if number is None else self._served / str(number)
 
     def _promote(self, candidate: Round, begun: Round) -> list[str]:
         names = ('margin', 'gamma', 'epsilon', 'temperature')
