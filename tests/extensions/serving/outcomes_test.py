@@ -284,6 +284,7 @@ def test_no_window_closes_while_another_server_has_an_open_file(root, tmp_path):
 SHOP = """
 id = 'visit'
 time = 'shown_at'
+cluster = 'visitor'
 propensity = 'p'
 action = {column = 'banner', kind = 'category'}
 reward_range = [0, 1]
@@ -302,10 +303,10 @@ BANNERS, HOURS = ['free', 'new', 'sale'], [9, 14, 22]
 
 def shop(folder):
     """Joins two CSV files, and exports a policy with the data's vocabularies: its action is the hour's place."""
-    lines, clicks = ['visit,shown_at,hour_of_day,model,age,x,y,tags,allowed,banner,p'], ['of_visit,at,clicks']
+    lines, clicks = ['visit,shown_at,hour_of_day,model,age,x,y,tags,allowed,banner,p,visitor'], ['of_visit,at,clicks']
     for i in range(6):
         of = BANNERS[i % 3]
-        lines.append(f'v{i},{1000 + i},{HOURS[i % 3]},{("14", "m2")[i % 2]},{20 + i},1,2,{i} 3,{of} new,{of},0.5')
+        lines.append(f'v{i},{1000 + i},{HOURS[i % 3]},{("14", "m2")[i % 2]},{20 + i},1,2,{i} 3,{of} new,{of},0.5,anna')
         clicks.append(f'v{i},{1001 + i},{i % 2}')
     (folder / 'decisions.csv').write_text('\n'.join(lines) + '\n')
     (folder / 'clicks.csv').write_text('\n'.join(clicks) + '\n')
@@ -343,11 +344,11 @@ def test_one_map_reads_the_products_files_and_the_servers_log(tmp_path):
     data, words = shop(tmp_path)
     rows = [
         {'hour': '9', 'model': '14', 'age': 20, 'place': [1, 2], 'tags': ['4', '3'], 'allowed': [1, 1, 0]},
-        {'hour': '22', 'model': 'm9', 'age': 21, 'place': [3, 4], 'tags': ['2', None], 'allowed': [0, 1, 1]},
+        {'hour': '22', 'model': 'm9', 'age': 21, 'place': [3, 4], 'tags': ['é', None], 'allowed': [0, 1, 1]},
     ]
     asked = {'instances': [{f'observation_{name}': value for name, value in row.items()} for row in rows]}
     with serving(tmp_path / 'policies', tmp_path / 'log') as (rest, _, _):
-        code, answer = ask(rest, PREDICT, asked, {'Event-Id': 'w'})
+        code, answer = ask(rest, PREDICT, asked, {'Event-Id': 'w', 'Cluster': 'anna'})
         assert (code, answer) == (200, {'predictions': [0, 2], 'texts': {'action': ['free', 'sale']}})
         assert ask(rest, '/v1/outcomes', {'event_id': 'w-1', 'reward': 1})[0] == 200
     logged = lines_of(tmp_path / 'log')
@@ -355,13 +356,16 @@ def test_one_map_reads_the_products_files_and_the_servers_log(tmp_path):
         ('free', '9', ['free', 'new']),
         ('sale', '22', ['new', 'sale']),
     ]
-    assert [(line['observation_model'], line['observation_tags']) for line in logged] == [
-        ('14', ['4', '3']),
-        ('', ['2', '']),
+    assert [(line['observation_model'], line['observation_tags'], line['cluster']) for line in logged] == [
+        ('14', ['4', '3'], 'anna'),
+        ('m9', ['é', ''], 'anna'),
     ]
     log = [tmp_path / 'log']
-    served = join(tmp_path, 'served', log, log, vocabularies=data)
+    served = join(tmp_path, 'served', log, log, vocabularies=tmp_path / 'policies' / 'greedy_policy')
     assert json.loads((served / 'vocabularies.json').read_text()) == words
+    counts = columns.read_metadata(served)['import']
+    named = ('unknown: observation.model', 'unknown: observation.tags', 'missing: observation.tags')
+    assert [counts[name] for name in named] == [1, 1, 1]
     assert columns.read_columns(served) == columns.read_columns(data)
     episodes = {float(each['reward'][0]): each for each in EpisodeReader(Dataset([str(served)])).episodes()}
     found = {name: [episodes[reward][f'observation.{name}'][0].tolist() for reward in (0, 1)] for name in rows[0]}
@@ -370,10 +374,12 @@ def test_one_map_reads_the_products_files_and_the_servers_log(tmp_path):
         'model': [1, 0],
         'age': [20, 21],
         'place': [[1, 2], [3, 4]],
-        'tags': [[5, 4], [3, 0]],
+        'tags': [[5, 4], [0, 0]],
         'allowed': [[1, 1, 0], [0, 1, 1]],
     }
     assert [episodes[reward]['action'][0] for reward in (0, 1)] == [0, 2]
+    both = [EpisodeReader(Dataset([str(path)])).episodes() for path in (data, served)]
+    assert len({each['policy_info.cluster'][0] for episodes in both for each in episodes}) == 1
 
     # What cannot be read so is refused by name: a log of an older server, its places by this map and texts as integers.
     (old,) = (tmp_path / 'log').glob('decisions-*')

@@ -1,10 +1,11 @@
 """The files of a decision log: JSON lines in files that appear whole.
 They are written by a process of their own.
 
-A line is one decision: id, time, model, version, arm, inputs by their names, action, probability,
-mask; or, in files of their own, one outcome. A file is begun under a hidden name and renamed when
-it is full, after some seconds, or when the server ends, also by SIGKILL: then its pipe ends. What a
-machine that failed has left is completed by the next server in the directory, without a torn line.
+A line is one decision: id, time, model, version, arm, cluster, inputs by their names, action,
+probability, mask; or, in files of their own, one outcome. A file is begun under a hidden name and
+renamed when it is full, after some seconds, or when the server ends, also by SIGKILL: then its pipe
+ends. What a machine that failed has left is completed by the next server in the directory, without
+a torn line.
 """
 
 import contextlib
@@ -45,10 +46,10 @@ _POLL_SECS = 0.5
 _RETRY_SECS, _DELIVERY_SECS = 5.0, 20.0  # between two attempts to deliver files; for the last one
 _COPY_BYTES = 1 << 20
 
-# What is pickled fast: arrays as (dtype, shape, bytes) by name; a request's id, rows, time, arm of an experiment, and
-# whether it is deferred.
+# What is pickled fast: arrays as (dtype, shape, bytes) by name; a request's id, rows, time, arm of an experiment,
+# whether it is deferred, and whose decisions they are.
 Packed = Mapping[str, tuple[str, tuple[int, ...], bytes]]
-RequestOf = tuple[str, int, float, str, bool]
+RequestOf = tuple[str, int, float, str, bool, str]
 
 
 class Decisions(NamedTuple):
@@ -391,10 +392,10 @@ def lines_of(options: DecisionLogOptions, decisions: Decisions) -> Iterator[byte
             shown['mask'] = [[names[i] for i in row] for row in shown['mask']]
     head = {'model': decisions.model, 'version': decisions.version}
     values = zip(*shown.values(), strict=False)
-    for request_id, rows, at, arm, is_deferred in decisions.requests:
+    for request_id, rows, at, arm, is_deferred, cluster in decisions.requests:
         # Until an outcome says that it was shown; a number, which files are read fastest with.
         deferred = {'activated': 0} if is_deferred else {}
-        begin = {'time': at, **head, 'arm': arm, **deferred}
+        begin = {'time': at, **head, 'arm': arm, **({'cluster': cluster} if cluster else {}), **deferred}
         for event_id in ids(request_id, rows):
             yield _encode({'id': event_id, **begin, **dict(zip(shown, next(values), strict=True))}).encode() + b'\n'
 

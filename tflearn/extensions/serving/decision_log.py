@@ -68,6 +68,7 @@ class _Waiting(NamedTuple):
     inputs: Arrays
     outputs: Arrays
     texts: Arrays
+    unknown: Arrays
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -135,6 +136,8 @@ class DecisionLog:
         arm: str = '',
         is_deferred: bool = False,
         texts: Arrays = types.MappingProxyType({}),
+        unknown: Arrays = types.MappingProxyType({}),
+        cluster: str = '',
     ) -> str:
         """Logs the decisions of one request; never waits.
         Like `record_outcomes` it is called on one thread.
@@ -149,6 +152,8 @@ class DecisionLog:
           arm: the caller's arm of an experiment, else the version's state.
           is_deferred: whether the decisions count only once an outcome says that they were shown.
           texts: see `ServedVersion.texts`.
+          unknown: of inputs that `texts` has, the texts that it lacks, in UTF-8; None elsewhere.
+          cluster: whose decisions they are, if the caller said so.
 
         Returns:
           The request's id, see `decision_files.ids`.
@@ -159,9 +164,10 @@ class DecisionLog:
             self._count('decisions', 'not_chosen', rows)
             return event_id
         size = sum(array.nbytes for array in inputs.values())
-        request = event_id, rows, time.time(), arm, is_deferred
+        size += sum(len(text) for array in unknown.values() for text in array.flat if text is not None)
+        request = event_id, rows, time.time(), arm, is_deferred, cluster
         if self._takes(size):
-            self._waiting.append(_Waiting(size, request, model, version, mask, inputs, outputs, texts))
+            self._waiting.append(_Waiting(size, request, model, version, mask, inputs, outputs, texts, unknown))
         else:
             self._count('decisions', 'dropped', rows)
         return event_id
@@ -315,15 +321,18 @@ def _packed(entries: list[_Waiting]) -> Decisions:
     requests = [entry.request for entry in entries]
     actions = [text.decode() for text in first.texts.get('action', ())] if mask else []
     # Texts, which mean the same to whoever reads the log: numbers do so with the policy's vocabulary alone.
-    inputs |= {name: _texts_of(inputs[name], texts) for name, texts in first.texts.items() if name in inputs}
+    for name in first.texts.keys() & inputs.keys():
+        known = [_texts_of(each.inputs[name], first.texts[name], each.unknown.get(name)) for each in entries]
+        inputs[name] = np.concatenate(known)
     if 'action' in first.texts:
         outputs = {name: _texts_of(array, first.texts['action']) for name, array in outputs.items()}
     return Decisions(requests, first.model, first.version, _pack(inputs), _pack(outputs), probabilities, mask, actions)
 
 
-def _texts_of(numbers: np.ndarray, texts: np.ndarray) -> np.ndarray:
+def _texts_of(numbers: np.ndarray, texts: np.ndarray, unknown: np.ndarray | None = None) -> np.ndarray:
     is_known = (numbers >= 0) & (numbers < len(texts))
-    return np.where(is_known, texts[np.where(is_known, numbers, 0)], b'').astype(np.object_)
+    found = np.where(is_known, texts[np.where(is_known, numbers, 0)], b'').astype(np.object_)
+    return found if unknown is None else np.where(unknown.astype(bool), unknown, found)
 
 
 def _pack(arrays: Arrays) -> Packed:

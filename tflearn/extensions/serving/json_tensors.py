@@ -109,14 +109,37 @@ def _understood(name: str, values: np.ndarray, dtype: tf.DType, meaning: Meaning
     for value in values.ravel().tolist():
         if value is None and meaning.missing is not None and dtype != tf.string:
             found.append(meaning.missing if dtype.is_floating else int(meaning.missing))
-        elif isinstance(value, bytes | bool) and meaning.numbers and dtype.is_integer:
-            text = value.decode(errors='replace') if isinstance(value, bytes) else str(value).lower()
-            found.append(meaning.numbers.get(text, 0))
+        elif (text := _category(value)) is not None and meaning.numbers and dtype.is_integer:
+            found.append(meaning.numbers.get(text.decode(errors='replace'), 0))
         elif value is None or isinstance(value, bytes):
             raise InvalidRequest(f'got {"null" if value is None else "a text"} in {name}; need {dtype.name}')
         else:
             found.append(value)
     return np.array(found).reshape(values.shape)
+
+
+def unknown_texts(
+    values: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], meanings: Mapping[str, Meaning]
+) -> dict[str, np.ndarray]:
+    """Returns by the inputs' names the texts for which the vocabulary has no number, None elsewhere.
+
+    Args:
+      values: the tensors of a request, by name.
+      numbers: what `to_array` made of them.
+      meanings: of the inputs that were columns of a log.
+    """
+    found = {}
+    for name, array in values.items():
+        if array.dtype.kind in 'Ob' and name in meanings and numbers[name].dtype.kind in 'iu':
+            texts = np.array([_category(value) for value in array.ravel().tolist()], object)
+            texts[numbers[name].ravel() != 0] = None
+            found[name] = texts.reshape(array.shape)
+    return found
+
+
+def _category(value: Any) -> bytes | None:
+    """Returns the text of a category in UTF-8; None for a null or a number."""
+    return str(value).lower().encode() if isinstance(value, bool) else value if isinstance(value, bytes) else None
 
 
 def answer(form: str, outputs: Mapping[str, np.ndarray], actions: Sequence[str] = ()) -> dict[str, Any]:

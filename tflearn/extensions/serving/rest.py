@@ -122,14 +122,15 @@ class RestServer:
         spec = make_spec()
         spec.signature_name = parsed.signature
 
-        def read(signature: Signature) -> Arrays:
+        def read(signature: Signature) -> tuple[Arrays, Arrays]:
             values = parsed.named(signature)
             shapes = {name: value.shape for name, value in values.items()}
 
             def to_array(name: str, dtype: tf.DType) -> np.ndarray:
                 return json_tensors.to_array(name, values[name], dtype, signature.meanings.get(name))
 
-            return self._server.checked(signature, shapes, to_array)
+            arrays = self._server.checked(signature, shapes, to_array)
+            return arrays, json_tensors.unknown_texts(values, arrays, signature.meanings)
 
         model, _, outputs = await self._server.answer(spec, parsed.output_filter, read)
         return parsed.form, outputs, model.vocabularies.get('action', ())

@@ -200,7 +200,7 @@ class PolicyServer:
         """Answers a PredictRequest by exactly one version, which the response names. Raises as `answer`."""
         spec = request.model_spec
         model, signature, outputs = await self.answer(
-            spec, request.output_filter, lambda signature: self._arrays(signature, request.inputs)
+            spec, request.output_filter, lambda signature: (self._arrays(signature, request.inputs), {})
         )
         response = predict_pb2.PredictResponse()
         response.model_spec.name = spec.name
@@ -211,14 +211,15 @@ class PolicyServer:
         return response
 
     async def answer(
-        self, spec: Any, names: Sequence[str], read: Callable[[Signature], Arrays]
+        self, spec: Any, names: Sequence[str], read: Callable[[Signature], tuple[Arrays, Arrays]]
     ) -> tuple[ServedVersion, Signature, Arrays]:
         """Computes a request by exactly one version.
 
         Args:
           spec: the ModelSpec of the request.
           names: the outputs that are asked for; () is all of the policy's.
-          read: returns the inputs, which it checks by `checked`.
+          read: returns the inputs, which it checks by `checked`, and texts of them for the log, see
+            `DecisionLog.record`.
 
         Returns:
           The version, its signature, and the outputs by name.
@@ -233,7 +234,7 @@ class PolicyServer:
             return await self._computed(model, spec, names, read)
 
     async def _computed(
-        self, model: ServedVersion, spec: Any, names: Sequence[str], read: Callable[[Signature], Arrays]
+        self, model: ServedVersion, spec: Any, names: Sequence[str], read: Callable[[Signature], tuple[Arrays, Arrays]]
     ) -> tuple[ServedVersion, Signature, Arrays]:
         signature = model.signature(spec.signature_name or signatures.DEFAULT)
         decides = (self._log or model.chooser.explores) and signature.name == signatures.DEFAULT
@@ -242,7 +243,7 @@ class PolicyServer:
             raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {known}')
         metadata = caller_metadata.get()
         event_id, arm = (_text_of_client(metadata, name) for name in ('event-id', 'experiment-arm'))
-        arrays = read(signature)
+        arrays, texts = read(signature)
         signature.check_finite(arrays, bool(decides))
         own = self._default_actions(spec.name, model, arrays) if decides else None
         # The product's own choice takes the place of exploration.
@@ -255,7 +256,7 @@ class PolicyServer:
             self._record_agreement(spec.name, model.version, outputs)
             arm = arm or apprentice.ARM
         if decides:
-            outputs = self._decided(spec.name, model, arrays, outputs, names, event_id, arm)
+            outputs = self._decided(spec.name, model, arrays, texts, outputs, names, event_id, arm)
         return model, signature, {name: outputs[name] for name in dict.fromkeys(names or outputs) if name in outputs}
 
     def _default_actions(self, name: str, model: ServedVersion, arrays: Arrays) -> np.ndarray | None:
@@ -319,6 +320,7 @@ class PolicyServer:
         name: str,
         model: ServedVersion,
         arrays: Arrays,
+        texts: Arrays,
         outputs: Arrays,
         names: Sequence[str],
         event_id: str,
@@ -334,9 +336,8 @@ class PolicyServer:
             if deferred not in ('true', 'false'):
                 raise InvalidRequest(f'got {DEFER}={deferred!a:.100}; need true or false')
             is_deferred, rows = deferred == 'true', len(next(iter(outputs.values())))
-            mask = model.chooser.mask
-            given = name, model.version, arrays, outputs, mask, event_id, arm, is_deferred, model.texts
-            event_id = self._log.record(*given)
+            given = name, model.version, arrays, outputs, model.chooser.mask, event_id, arm, is_deferred, model.texts
+            event_id = self._log.record(*given, texts, _text_of_client(caller_metadata.get(), 'cluster'))
             self._trials.decided(holder, model.version, event_id, rows, key, is_deferred, is_slot)
             self._trials.shadow(holder, arrays, event_id, self._requests)
         answered = {key: value for key, value in outputs.items() if key not in (PROBABILITY, POLICY_ACTION)}
