@@ -33,19 +33,41 @@ def test_the_vm_supervises_all_jobs_after_its_setup(run_dir, tmp_path):
         "--accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base --spot '--network=a b' "
         f"'--metadata-from-file=startup-script={run_dir.root}/startup.sh'"
     )
-    programs = {'curl': 'echo ${HOST:-0}', 'mount': f'echo mount $* > {tmp_path}/first', 'py': 'echo $*'}
+    run_dir.logs.mkdir(parents=True)
+    assert on_host('0', script, tmp_path) == ['mount /shared'] and jobs_of(run_dir) == topology_jobs(run_dir)
+
+
+def on_host(number, script, tmp_path):
+    """Runs a startup script as a host of the VM. Returns the commands other than the jobs that it ran."""
+    echo = f'echo $(basename $0) $* >> {tmp_path}/ran'
+    programs = {'curl': f'echo {number}', 'mount': echo, 'start_grpc_tpu_worker': echo, 'py': 'echo $*'}
     for name, body in programs.items():
         (tmp_path / name).write_text(f'#!/bin/bash\n{body}\n')
         (tmp_path / name).chmod(0o755)
-    run_dir.logs.mkdir(parents=True)
+    (tmp_path / 'ran').unlink(missing_ok=True)
     environment = {**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
-    for host in ('1', '0'):
-        assert not [*run_dir.logs.iterdir()], 'the second host of a VM does nothing'
-        subprocess.run(['bash', '-c', script], env={**environment, 'HOST': host}, check=True, timeout=30)
-    assert (tmp_path / 'first').read_text() == 'mount /shared\n'
+    subprocess.run(['bash', '-c', script], env=environment, check=True, timeout=30)
+    return (tmp_path / 'ran').read_text().splitlines()
+
+
+def jobs_of(run_dir):
+    """What each job's log has."""
+    return {path.stem: path.read_text() for path in run_dir.logs.iterdir()}
+
+
+def topology_jobs(run_dir):
     jobs = ('replay_server', 'train', 'evaluate', 'collect_0', 'collect_1')
-    found = {path.stem: path.read_text() for path in run_dir.logs.iterdir()}
-    assert found == {f'tpu_{job}': f'-m p.supervise --root_dir={run_dir.root} --job={job}\n' for job in jobs}
+    return {f'tpu_{job}': f'-m p.supervise --root_dir={run_dir.root} --job={job}\n' for job in jobs}
+
+
+def test_each_host_of_several_runs_the_server_and_the_first_the_jobs(run_dir, tmp_path):
+    options = dataclasses.replace(OPTIONS, accelerator_type='v5litepod-16')
+    command, _, script = queued_resources.render(topology(), run_dir, 'p', options).partition('\n')
+    assert '--runtime-version=v2-alpha-tpuv5-lite ' in command
+    run_dir.logs.mkdir(parents=True)
+    for host, jobs in ('1', {}), ('0', topology_jobs(run_dir)):
+        assert on_host(host, script, tmp_path) == ['mount /shared', 'start_grpc_tpu_worker']
+        assert jobs_of(run_dir) == jobs
 
 
 def test_a_launch_renders_what_it_would_submit(tmp_path):
@@ -56,24 +78,27 @@ def test_a_launch_renders_what_it_would_submit(tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_submits_the_run_with_the_commands_of_the_vm(run_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize('kind', ['v5litepod-8', 'v4-16'])
+def test_submits_the_run_with_the_commands_of_the_vm(kind, run_dir, tmp_path, monkeypatch):
     (tmp_path / 'gcloud').write_text(f'#!/bin/bash\necho "$*" >> "{tmp_path}/calls"\n')
     (tmp_path / 'gcloud').chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
-    text = queued_resources.submit(topology(), run_dir, 'p', OPTIONS)
+    options = dataclasses.replace(OPTIONS, accelerator_type=kind)
+    text = queued_resources.submit(topology(), run_dir, 'p', options)
     name = places.run_name(run_dir)
     assert f'gcloud compute tpus queued-resources delete {name} --zone=us-central2-b --force' in text
     assert (tmp_path / 'calls').read_text().startswith(f'compute tpus queued-resources create {name} ')
     assert (run_dir.root / 'startup.sh').read_text().startswith('#!/bin/bash\n')
     train = next(job for job in load(run_dir).jobs if job.name == 'train')
-    assert train.command[:3] == ('py', '-m', 'p.train') and train.command[-1] == '--strategy=tpu:local'
+    address = 'local' if kind == 'v5litepod-8' else name
+    assert train.command[:3] == ('py', '-m', 'p.train') and train.command[-1] == f'--strategy=tpu:{address}'
     assert read_json(run_dir.submitted) == {'queued_resources': name}
 
 
 def test_refuses_what_cannot_be_on_one_vm(run_dir):
     with pytest.raises(ValueError, match='got no zone for --backend=queued_resources; need --backend_option=zone='):
         queued_resources.submit(topology(), run_dir, 'p', QueuedResourcesOptions())
-    refused = {'v4': "; need a TPU's kind and size, such as v4-8", 'v5litepod-16': ', of several hosts, with strategy='}
+    refused = {'v4': "; need a TPU's kind and size, such as v4-8", 'v6e-16': ', of several hosts, whose server'}
     for kind, reason in refused.items():
         with pytest.raises(ValueError, match=f'got accelerator_type={kind}{reason}'):
             queued_resources.submit(topology(), run_dir, 'p', dataclasses.replace(OPTIONS, accelerator_type=kind))

@@ -1,8 +1,9 @@
 """Cloud TPU's queued resources: a run on a TPU VM, which Google Cloud makes as soon as it has one.
 
 The VM's startup script runs on each of its hosts at each start. On the first host it supervises all
-jobs of the run (`supervise`), which go on after maintenance. Unproven: it was rendered, and
-submitted to a program that recorded it.
+jobs of the run (`supervise`), which go on after maintenance. Of several hosts each runs TensorFlow's
+server, by which the learner on the first one drives them. Unproven: it was rendered, and submitted
+to a program that recorded it.
 """
 
 import dataclasses
@@ -17,16 +18,24 @@ from tflearn.launch.reports import write_commands
 from tflearn.launch.topology import Topology
 
 _STARTUP_FILE = 'startup.sh'
-_LOCAL = 'tpu:local'
+_RUNTIMES = {
+    'v5litepod': 'v2-alpha-tpuv5-lite',
+    'v5p': 'v2-alpha-tpuv5',
+    'v6e': 'v2-alpha-tpuv6e',
+}
+_OLDER = 'tpu-ubuntu2204-base'  # of v4 and older
 _ONE_HOST = 8  # cores or chips, as each kind's sizes count
+# Google's own versions for several hosts start it by themselves, and have no such command.
+_SERVER = 'command -v start_grpc_tpu_worker && start_grpc_tpu_worker &\n'
 _STARTUP = """\
 #!/bin/bash
 set -u
 metadata=http://metadata.google.internal/computeMetadata/v1/instance/attributes
-[[ $(curl -s -H Metadata-Flavor:Google "$metadata/agent-worker-number") == 0 ]] || exit 0
-{setup}for job in {jobs}; do
-  {supervise} --job="$job" >>{logs}/tpu_"$job".log 2>&1 &
-done
+{setup}{server}if [[ $(curl -s -H Metadata-Flavor:Google "$metadata/agent-worker-number") == 0 ]]; then
+  for job in {jobs}; do
+    {supervise} --job="$job" >>{logs}/tpu_"$job".log 2>&1 &
+  done
+fi
 wait
 """
 
@@ -38,25 +47,21 @@ class QueuedResourcesOptions:
     Attributes:
       zone: where the TPU is; needed.
       accelerator_type: the TPU's kind and size.
-      runtime_version: the software of its VM; the default is Google's for v4 and older, without
-        TensorFlow.
+      runtime_version: the software of its VM; '' is Google's for that kind, without TensorFlow.
       project: who pays; '' is gcloud's own default.
       gcloud: further options of gcloud, such as '--spot'.
-      setup: shell commands that come first on the VM: they mount the run directory, and install
-        what the jobs need.
+      setup: shell commands that come first on each host of the VM: they mount the run directory, and
+        install or activate what the jobs need.
       python: the Python on the VM that has this package.
-      strategy: the train job's: 'tpu:local' for a VM of one host, 'tpu' with TPU_NAME in `setup`
-        for several.
     """
 
     zone: str = ''
     accelerator_type: str = 'v4-8'
-    runtime_version: str = 'tpu-ubuntu2204-base'
+    runtime_version: str = ''
     project: str = ''
     gcloud: str = ''
     setup: str = ''
     python: str = 'python3'
-    strategy: str = _LOCAL
 
 
 def read_options(texts: Sequence[str]) -> QueuedResourcesOptions:
@@ -66,7 +71,7 @@ def read_options(texts: Sequence[str]) -> QueuedResourcesOptions:
 
 def render(topology: Topology, run_dir: RunDir, package: str, options: QueuedResourcesOptions) -> str:
     """Returns what `submit` runs, and the startup script of the VM."""
-    _on_vm(topology, options)
+    _on_vm(topology, run_dir, options)
     return f'# {shlex.join(_command(run_dir, options))}\n{_startup(topology, run_dir, package, options)}'
 
 
@@ -78,7 +83,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: QueuedRes
       RuntimeError: if Google Cloud refuses, as it does while there is a queued resource of that
         name.
     """
-    on_vm = _on_vm(topology, options)
+    on_vm = _on_vm(topology, run_dir, options)
     run_dir.make()
     if done := run_dir.done_line():
         return done
@@ -101,30 +106,38 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: QueuedRes
     )
 
 
-def _on_vm(topology: Topology, options: QueuedResourcesOptions) -> Topology:
+def _on_vm(topology: Topology, run_dir: RunDir, options: QueuedResourcesOptions) -> Topology:
     """Returns the topology with the commands of the VM."""
     if not options.zone:
         raise UserValueError(
             'got no zone for --backend=queued_resources; need --backend_option=zone=us-central2-b, say'
         )
-    size = re.fullmatch(r'v\d+[a-z]*-(\d+)', options.accelerator_type)
-    if not size:
+    kind, size = _kind_and_size(options)
+    if kind == 'v6e' and size > _ONE_HOST:
+        raise UserValueError(
+            f'got accelerator_type={options.accelerator_type}, of several hosts, whose server in TensorFlow 2.20 knows '
+            f'no v6e; need v6e-{_ONE_HOST} or smaller, or another kind'
+        )
+    strategy = 'tpu:local' if size <= _ONE_HOST else f'tpu:{places.run_name(run_dir)}'
+    commands = places.on_tpu(topology, strategy).with_commands(lambda job: (options.python, *job.command[1:]))
+    return dataclasses.replace(commands, warm_parent=None)
+
+
+def _kind_and_size(options: QueuedResourcesOptions) -> tuple[str, int]:
+    """Returns the kind of TPU and its size, in cores or chips as Google counts those of that kind."""
+    match = re.fullmatch(r'(v\d+[a-z]*)-(\d+)', options.accelerator_type)
+    if not match:
         raise UserValueError(
             f"got accelerator_type={options.accelerator_type}; need a TPU's kind and size, such as v4-8 or "
             'v5litepod-8; see gcloud compute tpus accelerator-types list'
         )
-    if int(size[1]) > _ONE_HOST and options.strategy == _LOCAL:
-        raise UserValueError(
-            f'got accelerator_type={options.accelerator_type}, of several hosts, with strategy={_LOCAL}, which has the '
-            f'chips of one host; need a size of at most {_ONE_HOST}, or strategy=tpu, with TPU_NAME set in setup'
-        )
-    commands = places.on_tpu(topology, options.strategy).with_commands(lambda job: (options.python, *job.command[1:]))
-    return dataclasses.replace(commands, warm_parent=None)
+    return match[1], int(match[2])
 
 
 def _startup(topology: Topology, run_dir: RunDir, package: str, options: QueuedResourcesOptions) -> str:
     return _STARTUP.format(
         setup=f'{options.setup}\n' if options.setup else '',
+        server=_SERVER if _kind_and_size(options)[1] > _ONE_HOST else '',
         jobs=' '.join(job.name for job in topology.jobs),
         supervise=shlex.join([options.python, '-m', f'{package}.supervise', f'--root_dir={run_dir.root}']),
         logs=shlex.quote(str(run_dir.logs)),
@@ -136,7 +149,7 @@ def _command(run_dir: RunDir, options: QueuedResourcesOptions) -> list[str]:
     return [
         *('gcloud', 'compute', 'tpus', 'queued-resources', 'create', name, f'--node-id={name}', *_where(options)),
         f'--accelerator-type={options.accelerator_type}',
-        f'--runtime-version={options.runtime_version}',
+        f'--runtime-version={options.runtime_version or _RUNTIMES.get(_kind_and_size(options)[0], _OLDER)}',
         *shlex.split(options.gcloud),
         f'--metadata-from-file=startup-script={run_dir.root / _STARTUP_FILE}',
     ]
