@@ -175,7 +175,7 @@ def test_wrong_checkpoints_are_refused(serve, tmp_path):
             stored_episodes.read_chunks(checkpoints, served.storage)
     (tmp_path / 'replay' / 'tables.json').unlink()
     served.server.close()
-    error = 'got the replay checkpoint .* without .*tables.json, .*; copy that file'
+    error = 'got the replay checkpoint .*, which cannot be read .there is no .*/tables.json, which belongs to it'
     with pytest.raises(ValueError, match=error):
         stored_episodes.read_chunks(checkpoints, served.storage)
     with pytest.raises(ValueError, match=error):

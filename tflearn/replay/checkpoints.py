@@ -97,10 +97,7 @@ class CheckpointDirectory:
     def settings(self, checkpoint: pathlib.Path) -> dict[str, Any]:
         """Returns what was written before a checkpoint. Raises ValueError if it is not there."""
         if (tables := read_json(self._settings)) is None:
-            raise UserValueError(
-                f'got the replay checkpoint {checkpoint} without {self._settings}, which describes its tables; need '
-                'both; copy that file as well, or remove the checkpoint to begin with an empty replay'
-            )
+            raise damaged(checkpoint, f'there is no {self._settings}, which belongs to it, also in a backup')
         return dict(tables)
 
     def refuse_differences(self, checkpoint: pathlib.Path, tables: dict[str, Any]) -> None:

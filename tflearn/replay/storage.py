@@ -141,17 +141,13 @@ class Storage:
         return self._num_starts(self.mirrored)
 
     def _num_starts(self, mirrored: bool) -> int:
-        if not self._draws_are_alike or (self.experience.replay.prioritization and not mirrored):
+        replay, length = self.experience.replay, self.experience.slicing.sequence_length
+        # Only independent draws of short sequences can share a chunk.
+        are_independent = replay.learns_from_old_items and not replay.max_times_sampled
+        if not are_independent or length > _MAX_CHUNKED_LENGTH or (replay.prioritization and not mirrored):
             return 1
         max_bytes = _MAX_CHUNK_BYTES if mirrored else _MAX_DRAWN_CHUNK_BYTES
         return max(1, min(self.experience.chunk_steps, max_bytes // self.layout.num_bytes))
-
-    @property
-    def _draws_are_alike(self) -> bool:
-        """Whether draws are independent of each other and sequences are short, so that they can share a chunk."""
-        replay = self.experience.replay
-        are_independent = replay.learns_from_old_items and not replay.max_times_sampled
-        return are_independent and self.experience.slicing.sequence_length <= _MAX_CHUNKED_LENGTH
 
     @property
     def chunk_shape(self) -> tuple[int, int]:

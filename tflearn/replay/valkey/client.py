@@ -36,7 +36,8 @@ class Client(backend.Client):
 
     def __init__(self, address: str):
         super().__init__(address)
-        self._host_port = library.Address.parse(address).host_port
+        parts = library.Address.parse(address)
+        self._host_port = f'{parts.host}:{parts.port}'
 
     def is_listening(self) -> bool:
         return waiting.is_listening(self._host_port)

@@ -94,11 +94,6 @@ class Address(NamedTuple):
             f'without a user or a password; set {USER_VARIABLE} and {PASSWORD_VARIABLE} for these'
         )
 
-    @property
-    def host_port(self) -> str:
-        """'host:port'."""
-        return f'{self.host}:{self.port}'
-
 
 def local_password(port: int) -> str:
     """Returns the password of this user's server at a port of this machine, which is made with the first call.
