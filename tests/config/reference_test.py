@@ -3,7 +3,7 @@
 import pytest
 
 import gin
-from tests.testing import forks
+from tests.testing import command_lines
 from tflearn.config import files, reference
 
 
@@ -68,7 +68,7 @@ def test_every_algorithm_describes_each_of_its_settings():
 
 
 def test_the_program_prints_values_unit_and_default():
-    done = forks.run('scripts', 'help', 'experience.Uniform', 'train', 'sac_pendulum', timeout=60)
+    done = command_lines.run('help', 'experience.Uniform', 'train', 'sac_pendulum', timeout=60)
     assert done.returncode == 0, done.stderr
     assert 'experience.Uniform (from tflearn.core.experience)' in done.stdout
     assert '  max_mirror_gb: a number of at least 0 [GB]; default 4.0\n' in done.stdout
@@ -76,27 +76,27 @@ def test_the_program_prints_values_unit_and_default():
     assert 'Of tflearn.train in Python: tflearn help tflearn.train\n\n' in done.stdout
     assert 'sac_pendulum.gin:\n  SAC on Pendulum-v1' in done.stdout
     for name in ('Learner', 'tflearn.Learner', 'learner.learner.Learner'):
-        public = forks.run('scripts', 'help', name, timeout=60)
+        public = command_lines.run('help', name, timeout=60)
         assert public.stdout.startswith(f'tflearn.{name.removeprefix("tflearn.")}(agent, data, run_dir, ')
         assert 'run_dir: where checkpoints and summaries are written.' in public.stdout
         assert '  run(self, ' in public.stdout and public.stderr == ''
-    wrong = forks.run('scripts', 'help', 'gama', timeout=60)
+    wrong = command_lines.run('help', 'gama', timeout=60)
     assert (wrong.returncode, wrong.stdout) == (2, '')
     assert 'the nearest are gamma, ' in wrong.stderr
 
 
 def test_the_program_lists_and_describes_packaged_gin_files():
-    every = forks.run('scripts', 'help', timeout=60)
+    every = command_lines.run('help', timeout=60)
     assert (every.returncode, every.stderr) == (0, '')
     lines = {line.split()[0]: line for line in every.stdout.splitlines()}
     assert lines.keys() == set(files.runs()) and 'SAC with an LSTM on Pendulum-v1' in lines['sac_pendulum_hidden']
     for name in ('sac_pendulum', str(files.folder() / 'sac_pendulum.gin')):
-        one = forks.run('scripts', 'help', name, timeout=60)
+        one = command_lines.run('help', name, timeout=60)
         assert (one.returncode, one.stderr) == (0, '')
         assert one.stdout.startswith(f'{files.folder()}/sac_pendulum.gin:\n  SAC on Pendulum-v1')
         assert '\n  networks.NetworkOptions.fc_layer_params = (256, 256)\n' in one.stdout
         # The value that counts, not that of the included file.
         assert one.stdout.count('Uniform.max_size = ') == 1 and 'Uniform.max_size = 100000\n' in one.stdout
         assert 'replay_server' not in one.stdout
-    wrong = forks.run('scripts', 'help', 'sac_pendlum', timeout=60)
+    wrong = command_lines.run('help', 'sac_pendlum', timeout=60)
     assert wrong.returncode == 2 and 'the nearest are sac_pendulum, ' in wrong.stderr

@@ -16,6 +16,7 @@ from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir
 from tflearn.launch.local import free_address
 from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.summaries import SummaryOptions
 
 DEADLINE_SECS = 240
 NOISE = '_optimizer|_noise|averages'
@@ -69,9 +70,9 @@ class Cluster:
         return facts, [dict(np.load(self.directory / f'{worker}.npz')) for worker in (0, 1)]
 
 
-def _alone(directory, first_step):
+def _alone(directory, first_step, summaries):
     """Takes the next 20 train steps in this process, with the global batch; returns their values."""
-    agent, options = worker_program.make_agent(), LearnerOptions(summaries=worker_program.SUMMARIES)
+    agent, options = worker_program.make_agent(), LearnerOptions(summaries=summaries)
     with Learner(agent, worker_program.dataset_fn(first_step, None), RunDir(directory), options=options) as learner:
         assert learner.step == first_step
         learner.run(worker_program.NUM_STEPS)
@@ -110,7 +111,7 @@ def test_two_workers_equal_one_process_also_resumed_and_when_one_dies_the_other_
     assert [fact['step'] for fact in facts] == [20, 20]
     assert [fact['difference'] for fact in facts] == [0.0, 0.0]
     _assert_near(chief, other, rtol=0, atol=0)
-    _assert_near(chief, _alone(tmp_path / 'one', 0), rtol=1e-3, atol=1e-5)
+    _assert_near(chief, _alone(tmp_path / 'one', 0, worker_program.SUMMARIES), rtol=1e-3, atol=1e-5)
     _assert_same_summaries(tmp_path / 'two', tmp_path / 'one')
     assert 'worker 1 of 2' in (tmp_path / 'two' / '1.log').read_text()
     assert (
@@ -131,7 +132,7 @@ def test_two_workers_equal_one_process_also_resumed_and_when_one_dies_the_other_
         _kill(cluster, 0)
     assert [fact['step'] for fact in facts] == [40, 40]
     _assert_near(chief, other, rtol=0, atol=0)
-    _assert_near(chief, _alone(tmp_path / 'again', 20), rtol=1e-3, atol=1e-4)
+    _assert_near(chief, _alone(tmp_path / 'again', 20, SummaryOptions(None)), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow  # learner_options_test.py does so with two replicas of one process
@@ -140,7 +141,7 @@ def test_two_workers_in_xla_equal_one_process(tmp_path):
         facts, (chief, other) = cluster.results()
     assert [fact['step'] for fact in facts] == [20, 20]
     _assert_near(chief, other, rtol=0, atol=0)
-    _assert_near(chief, _alone(tmp_path / 'one', 0), rtol=1e-3, atol=1e-5)
+    _assert_near(chief, _alone(tmp_path / 'one', 0, worker_program.SUMMARIES), rtol=1e-3, atol=1e-5)
     _assert_same_summaries(tmp_path / 'two', tmp_path / 'one')
     assert 'Compiled cluster using XLA' in (tmp_path / 'two' / '0.log').read_text()
 

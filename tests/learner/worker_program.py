@@ -97,7 +97,7 @@ def main(directory, event):
             options = LearnerOptions(
                 checkpoint_interval_steps=None,
                 checkpoint_interval_secs=1e-6,  # after each call
-                summaries=SUMMARIES,
+                summaries=SummaryOptions(None) if event == 'endless' else SUMMARIES,
                 loop=LoopOptions(jit_compile=event == 'xla' or 'auto'),
             )
             learner = Learner(agent, dataset_fn(0, stuck_at), run_dir, strategy=strategy, options=options)
