@@ -18,7 +18,6 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.run import Run
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
-from tflearn.policies.policy_function import load_policy
 
 UNIFORM = Experience(replay=Uniform(min_size=50, samples_per_insert=8.0, max_size=2000), batch=BatchItems(8))
 SEQUENCES = Experience(
@@ -134,18 +133,6 @@ AGENTS = {
         queue(),
     ),
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['c51', 'td3', 'recurrent_dqn'])
-def test_off_policy_agents_in_one_process(tmp_path, name):
-    given = factories(*AGENTS[name])
-    for num_train_steps in (20, 30):
-        run = synchronously(tmp_path, num_train_steps, **given)
-        assert read_json(run.dir.train_result)['train_step'] == num_train_steps
-    assert np.isfinite(evaluated(run, given['make_environment']))
-    policy = load_policy(run.dir.root)
-    assert np.all(np.isfinite(policy(np.zeros(given['make_environment'](1, 0).specs.observation.shape, np.float32))))
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import tensorflow as tf
 import tflearn
 from tests.testing import experiences, lanes
 from tflearn.agents import impala, ppo
-from tflearn.coordinator import reports
 from tflearn.coordinator.client import Coordinator, Role
 from tflearn.core.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.core.waiting import wait_until
@@ -93,32 +92,6 @@ def joined(run, name):
 
 def _inserts(run):
     return backend.counts(run.address)[REPLAY].inserts
-
-
-@pytest.mark.slow
-def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
-    run, calls = on_policy_run, []
-    coordinator = joined(run, 'collect_1')
-    lost = reports.Reporter(coordinator, items_at_once=4, lease_secs=2.0)
-
-    def take_credits(result):
-        """Lets the other collector join during the run; it never reports again."""
-        calls.append(result.num_steps)
-        if len(calls) == 5:
-            lost.report({}, [])
-            known = lambda: len(coordinator.credits(-1, 0.0)[1].shares) == 2  # noqa: E731
-            wait_until(known, 'a share of the lost collector', 30)
-
-    given = {'experience': WITHOUT_DROPS}
-    collector = run.start(collect, num_environments=4, **given)
-    options = LearnerOptions(after_run=take_credits)
-    given |= {'publish_interval_steps': 1, 'export_interval_steps': 120, 'options': options}
-    run.start(train, num_train_steps=120, **given).join()
-    collector.join()
-    assert run.status('train')['policy_version'] == 120 // 6, 'after each iteration'
-    coordinator.close()
-    # All 20 iterations of four items, and what is ahead. None of them was made by the other one.
-    assert 20 * 4 <= _inserts(run) <= 20 * 4 + 2 * 4 + 4
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tflearn
 from tests.testing import jobs, lanes, small_tasks, structured, two_rewards, written_summaries
@@ -72,32 +71,6 @@ def test_synchronous_run_and_evaluation_with_a_mask(tmp_path, made):
     policy = load_policy(run.dir.root)
     mask = np.array([[0, 1, 0], [0, 0, 1]])
     assert policy({'a': np.zeros((2, 3), np.float32), 'mask': mask}).tolist() == [1, 2]
-
-
-@pytest.mark.slow
-def test_jobs_with_ppo_and_several_masked_actions(small_run, made):
-    """The learner mixes the steps of sequences; policy and value are normalized but for the mask."""
-    iteration = Iteration(num_epochs=2, minibatch_steps=12)
-    factories = {
-        'make_environment': functools.partial(made, 'masked multi-discrete'),
-        'make_agent': functools.partial(
-            ppo.make_agent, network=NetworkOptions(fc_layer_params=(8,)), action_mask='mask'
-        ),
-        'experience': Experience(
-            slicing=Slicing(sequence_length=9, stride=8, cross_episodes=True),
-            replay=Queue(max_size=8, training=iteration),
-            batch=BatchItems(4),
-        ),
-    }
-    small_run.factories = lambda: factories
-    small_run.start_replay()
-    collector = small_run.start(collect, num_environments=4)
-    small_run.start(train, num_train_steps=18, publish_interval_steps=1).join()
-    collector.join()
-    assert read_json(small_run.dir.train_result)['train_step'] == 18
-    signature = tf.saved_model.load(str(small_run.dir.greedy_policy / '18')).signatures['serving_default']
-    named = {'observation_a': tf.zeros((1, 3)), 'observation_mask': tf.constant([[0, 1, 1, 0, 0]], tf.int64)}
-    assert signature(**named)['action'].numpy().tolist() == [[1, 0]]
 
 
 # Runs with memory through the jobs: states are stored, exported, evaluated, served and loaded.

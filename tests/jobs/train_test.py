@@ -4,20 +4,18 @@ import contextlib
 import dataclasses
 import functools
 import re
-import threading
 
 import pytest
 import tensorflow as tf
 
 from tests.testing import lanes, written_summaries
-from tests.testing.jobs import QUEUE
-from tflearn.agents import dqn, impala
+from tflearn.agents import dqn
 from tflearn.coordinator.server import CoordinatorServer
 from tflearn.core.access import Access
 from tflearn.core.train_step import create_train_step
 from tflearn.core.types import specs_of
 from tflearn.core.waiting import wait_until
-from tflearn.environments import gymnasium_env, pacing
+from tflearn.environments import pacing
 from tflearn.files.run_dir import read_json, write_json
 from tflearn.jobs import run_contract
 from tflearn.jobs.collect import collect
@@ -292,43 +290,6 @@ def test_learner_and_collectors_follow_the_runs_environment_steps(small_run):
     job.stop.set()
     job.join()
     assert read_json(small_run.dir.status('train'))['env_steps'] >= max(values())
-
-
-# The policy lag of the data that the learner trains on, with a real collector and a real queue.
-
-NUM_STEPS = 40
-# Slower than the collector, so that the queue blocks the collector.
-SECS_PER_STEP = 0.05
-
-
-@pytest.mark.slow
-def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
-    given = {
-        'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
-        'make_agent': functools.partial(impala.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
-        'experience': QUEUE,
-    }
-    never = threading.Event()
-    small_run.start_replay(**given)
-    collector = small_run.start(collect, num_environments=8, **given)
-    small_run.start(
-        train,
-        num_train_steps=NUM_STEPS,
-        publish_interval_steps=1,
-        summary_interval_steps=1,
-        options=LearnerOptions(after_run=lambda result: never.wait(SECS_PER_STEP)),
-        **given,
-    ).join()
-    collector.join()
-    summaries = small_run.dir.summaries('train')
-    lags = written_summaries.histograms(summaries)['data/policy_lag']
-    assert set(lags) == set(range(1, NUM_STEPS + 1))
-    assert all(0 <= least <= greatest <= 2 for least, greatest, _ in lags.values())
-    assert any(greatest for _, greatest, _ in lags.values())
-    metrics = written_summaries.scalars(summaries)
-    assert max(metrics['train/greatest_policy_lag'].values()) <= 2
-    # The short queue alone keeps the lag within the bound.
-    assert max(metrics['train/stale_sequences'].values()) < NUM_STEPS * QUEUE.per_replica_batch_size
 
 
 # The settings that the jobs train and synchronous share.

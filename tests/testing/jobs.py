@@ -11,7 +11,7 @@ from tests import streams
 from tflearn.agents import dqn
 from tflearn.core import extras
 from tflearn.core.access import Access
-from tflearn.core.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.waiting import wait_until
 from tflearn.environments import gymnasium_env
 from tflearn.files.run_dir import RunDir, read_json
@@ -37,12 +37,6 @@ SMALL_BINDINGS = [
     'evaluate.evaluate.target_return = None',
     'evaluate.evaluate.num_episodes = 2',
 ]
-# One item in the queue.
-QUEUE = Experience(
-    slicing=Slicing(sequence_length=9, stride=8, pad_episodes=True),
-    replay=Queue(max_size=1, max_policy_lag=2),
-    batch=BatchItems(8),
-)
 
 
 class Job:
