@@ -1,6 +1,7 @@
 """Requests that wait at the same time share a call, each gets its own rows, and none fails another."""
 
 import asyncio
+import dataclasses
 import threading
 
 import numpy as np
@@ -32,8 +33,10 @@ def path(tmp_path_factory):
     return exporter.export(1, {})
 
 
-def ask(path, observations, batching=BATCHING, cancelled=()):
-    """Sends all observations at once; returns the responses or errors, and the rows of each call."""
+def ask(path, observations, batching=BATCHING, cancelled=(), turns=0):
+    """Sends all observations, so many turns of the event loop apart;
+    returns the responses or errors, and the rows of each call.
+    """
     signature = ServedVersion(path, batching).signature('serving_default')
     program, rows = signature._program, []
 
@@ -46,7 +49,11 @@ def ask(path, observations, batching=BATCHING, cancelled=()):
     async def all_of_them():
         requests = RequestQueue(num_threads=1)
         inputs = [{'observation': np.array(observation, np.int32)} for observation in observations]
-        tasks = [asyncio.create_task(requests.run(signature, each)) for each in inputs]
+        tasks = []
+        for each in inputs:
+            tasks.append(asyncio.create_task(requests.run(signature, each)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
         await asyncio.sleep(0)
         for number in cancelled:
             tasks[number].cancel()
@@ -63,6 +70,13 @@ def test_waiting_requests_share_a_call_up_to_the_batch_size(path):
     answers, rows = ask(path, observations)
     assert answers == [[number % 2 for number in each] for each in observations]
     assert rows == [6, 3, 9]  # the last is more than a batch
+
+
+def test_an_incomplete_batch_waits_until_it_is_full_or_the_time_is_over(path):
+    never = dataclasses.replace(BATCHING, batch_timeout_micros=10**12)
+    answers, rows = ask(path, [[1], [2, 3], [4] * 5, [5] * 9], never, turns=3)
+    assert (answers, rows) == ([[1], [0, 1], [0] * 5, [1] * 9], [8, 9])
+    assert ask(path, [[1], [2, 3]], dataclasses.replace(BATCHING, batch_timeout_micros=20_000)) == ([[1], [0, 1]], [3])
 
 
 def test_without_batching_each_request_is_its_own_call(path):

@@ -1,7 +1,6 @@
 """A served version computes what the exported one does, and rejects invalid requests with a reason."""
 
 import functools
-import gc
 
 import numpy as np
 import pytest
@@ -45,28 +44,6 @@ def test_outputs_equal_those_of_the_saved_model(exported, kind, options):
             assert set(got) == set(expected)
             for name, value in got.items():
                 np.testing.assert_allclose(value, expected[name], atol=1e-5)
-
-
-def test_two_loads_of_a_version_share_no_batches(tmp_path):
-    policy, path = export('greedy', tmp_path)
-    first = ServedVersion(path, served_version.BatchOptions())
-    example_policies.reweigh(policy, seed=1)
-    second = ServedVersion(PolicyExporter(policy, tmp_path).export(2, {}), served_version.BatchOptions())
-    inputs = {'observation': example_policies.time_step(policy, 50).observation}
-    answers = [version.signature('serving_default').run(inputs)['action'] for version in (first, second, first)]
-    np.testing.assert_array_equal(answers[0], answers[2])
-    assert not np.array_equal(answers[0], answers[1])
-
-
-def test_a_version_that_is_loaded_again_starts_no_threads(exported):
-    _, path = exported('greedy')
-
-    made = []  # the number of the next new queue; the threads of a queue never end
-    for _ in range(4):
-        ServedVersion(path, served_version.BatchOptions(max_batch_size=3))
-        gc.collect()
-        made.append(repr(served_version._queue_numbers))
-    assert made == made[:1] * 4, 'each load takes the queues of the one before'
 
 
 @pytest.fixture(scope='module')

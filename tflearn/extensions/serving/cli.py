@@ -17,8 +17,6 @@ from tflearn.core.errors import UserValueError
 from tflearn.core.verbs import values_of
 from tflearn.files.run_dir import opened_run_dir
 
-# Concurrent calls while a batch waits for more requests.
-_JOINING_CALLS = 16
 _GRACE_SECS = 5.0  # in which requests that are being answered end
 
 
@@ -121,7 +119,4 @@ def _num_threads() -> int:
     values = flags.FLAGS
     if values.num_threads:
         return values.num_threads
-    if not values.batching:
-        return len(os.sched_getaffinity(0))
-    # A second concurrent call would take its requests out of the next batch.
-    return _JOINING_CALLS if values.batch_timeout_micros else values.num_batch_threads
+    return values.num_batch_threads if values.batching else len(os.sched_getaffinity(0))

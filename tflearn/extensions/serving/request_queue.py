@@ -1,8 +1,7 @@
 """Requests on an event loop, computed by a few threads.
-Requests that wait for a thread at the same time share a call.
+Requests that wait at the same time share a call.
 
-A thread for each request would spend most of its time on waking up. TensorFlow's batch operation
-(`batching`) puts several calls into one batch.
+A thread for each request would spend most of its time on waking up.
 """
 
 import asyncio
@@ -28,10 +27,17 @@ class _Request:
 
 
 class _SignatureQueue:
-    """The waiting requests of a signature in order of their arrival, and their number of rows."""
+    """The waiting requests of a signature in order of their arrival, and their number of rows.
+
+    Attributes:
+      timer: ends the wait of an incomplete batch for more requests.
+      has_waited: whether it has waited.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.has_waited = False
         self._requests: dict[_Request, None] = {}
 
     def add(self, request: _Request) -> None:
@@ -46,6 +52,9 @@ class _SignatureQueue:
 
     def take(self, max_rows: int) -> list[_Request]:
         """Takes the requests of one call, at least one, and drops cancelled ones."""
+        if self.timer:
+            self.timer.cancel()
+        self.timer, self.has_waited = None, False
         taken: list[_Request] = []
         rows = 0
         for request in list(self._requests):
@@ -110,15 +119,28 @@ class RequestQueue:
 
     def _start(self) -> None:
         self._scheduled = False
-        while self._idle and self._waiting:
-            signature = next(iter(self._waiting))
+        loop = asyncio.get_running_loop()
+        while self._idle and (signature := next(filter(self._is_due, self._waiting), None)):
             queue = self._waiting.pop(signature)
             requests = queue.take(signature.rows_per_call)
             if queue.rows:
                 self._waiting[signature] = queue  # behind the other signatures
             if requests:
                 self._idle -= 1
-                self._pool.submit(self._compute, asyncio.get_running_loop(), signature, requests)
+                self._pool.submit(self._compute, loop, signature, requests)
+        for signature, queue in self._waiting.items():
+            if signature.wait_secs and not queue.timer:
+                queue.timer = loop.call_later(signature.wait_secs, self._end_wait, queue)
+
+    def _is_due(self, signature: Computed) -> bool:
+        """Returns whether the signature's requests wait for no others."""
+        queue = self._waiting[signature]
+        is_full = queue.rows >= signature.rows_per_call
+        return is_full or queue.has_waited or not (signature.wait_secs and queue.rows)
+
+    def _end_wait(self, queue: _SignatureQueue) -> None:
+        queue.has_waited = True
+        self._start()
 
     def _compute(self, loop: asyncio.AbstractEventLoop, signature: Computed, requests: list[_Request]) -> None:
         loop.call_soon_threadsafe(self._finish, requests, _results(signature, requests))
@@ -154,6 +176,6 @@ def _results(signature: Computed, requests: list[_Request]) -> Sequence[Arrays |
 
 def _separately(signature: Computed, inputs: Arrays) -> Arrays | Exception:
     try:
-        return signature.run(inputs, in_batch=False)
+        return signature.run(inputs)
     except Exception as error:
         return error

@@ -1,15 +1,10 @@
-"""One loaded version of a policy: its signatures, their limits,
-and the batches that requests become.
-"""
+"""One loaded version of a policy: its signatures and their limits."""
 
-import collections
 import dataclasses
-import itertools
 import math
 import pathlib
 import types
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,52 +39,6 @@ class BatchOptions:
     def serving_config(self) -> str:
         """Returns these settings as TensorFlow Serving's --batching_parameters_file."""
         return ''.join(f'{name} {{ value: {value} }}\n' for name, value in dataclasses.asdict(self).items())
-
-
-# TensorFlow never frees a queue, so those of unloaded versions are used again. A deque's ends are thread-safe.
-_free_queues: collections.deque[str] = collections.deque()
-_queue_numbers = itertools.count()
-
-
-def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-    """Returns a loaded function as one thread-safe operation on its inputs.
-
-    Args:
-      function: the function; for batches, all its inputs and outputs have a leading batch
-        dimension.
-      options: the options of batches; None computes each call separately.
-    """
-    if options is None:
-        return function.outputs
-    dtypes = [output.dtype for output in function.definition.outputs]
-    attributes = dataclasses.asdict(options)
-    queue = _take_queue(function)
-
-    def in_batches(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        if inputs[0].shape[0] > options.max_batch_size:
-            return function.outputs(inputs)
-        return tf.raw_ops.BatchFunction(
-            in_tensors=inputs,
-            captured_tensors=function.weights,
-            f=function.definition,
-            Tout=dtypes,
-            shared_name=repr(options),  # one pool of threads for all functions
-            # Calls of one queue share batches, so each set of weights needs its own.
-            batching_queue=queue,
-            **attributes,
-        )
-
-    return in_batches
-
-
-def _take_queue(function: ModelFunction) -> str:
-    """Returns the name of a queue that belongs to the function until the function is freed."""
-    try:
-        queue = _free_queues.popleft()
-    except IndexError:
-        queue = f'queue_{next(_queue_numbers)}'
-    weakref.finalize(function, _free_queues.append, queue)
-    return queue
 
 
 # The number of the largest requests that may wait, without batches.
@@ -130,6 +79,7 @@ class Signature:
       batched: whether all inputs and outputs have a leading batch dimension.
       rows_per_call: the largest number of rows of requests that share a call; 0 computes each
         request separately.
+      wait_secs: how long a request waits for others that share its call.
       max_waiting_rows: the number of rows that may wait: those of `max_enqueued_batches` full
         batches; without batches, those of 16 of the largest requests.
     """
@@ -167,10 +117,10 @@ class Signature:
         self.batched = bool(self._shapes) and all(shape and shape[0] is None for shape in self._shapes.values())
         # Else requests cannot share a call.
         alike = all(None not in shape[1:] for shape in self._shapes.values())
-        self._without_batch: Callable[..., Any] = program(function, None)
+        self._program = function.outputs
         batches = options if self.batched and alike else None
-        self._program = program(function, batches) if batches else self._without_batch
         self.rows_per_call = batches.max_batch_size if batches else 0
+        self.wait_secs = batches.batch_timeout_micros / 1e6 if batches else 0.0
         self.max_waiting_rows = (
             batches.max_enqueued_batches * batches.max_batch_size if batches else _MAX_WAITING * max_rows
         )
@@ -240,22 +190,19 @@ class Signature:
                 taken = 'a decision that is logged or explores takes no others'
             raise InvalidRequest(f'got {row}{name} {signatures.NONFINITE}; {taken}')
 
-    def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Computes the outputs, by name, from checked inputs.
 
         Args:
           inputs: arrays of the dtypes of `self.inputs`, by name.
-          in_batch: whether other calls may share the batch.
 
         Raises:
           InvalidRequest: if it requests the initial state of too many rows.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
-          tf.errors.UnavailableError: if too many batches wait.
         """
         if 'batch_size' in self.inputs and not self.batched and not 1 <= inputs['batch_size'] <= self.max_rows:
             raise InvalidRequest(f'got batch_size={inputs["batch_size"]}; need 1 to {self.max_rows}')
-        program: Any = self._program if in_batch else self._without_batch
-        outputs = program([tf.constant(inputs[name], spec.dtype) for name, spec in self.inputs.items()])
+        outputs = self._program([tf.constant(inputs[name], spec.dtype) for name, spec in self.inputs.items()])
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}
 
     def warm_up(self) -> None:
@@ -273,13 +220,13 @@ class Decisions:
 
     def __init__(self, computed: Signature, chooser: Chooser):
         self.batched, self.rows_per_call = computed.batched, computed.rows_per_call
-        self.max_waiting_rows = computed.max_waiting_rows
+        self.wait_secs, self.max_waiting_rows = computed.wait_secs, computed.max_waiting_rows
         self._computed, self._chooser, self._random = computed, chooser, np.random.default_rng()
 
-    def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs of a decision, see `Chooser`. Raises as `Signature.run`."""
         full = signatures.completed(inputs, self._computed.inputs)
-        return self._chooser(inputs, self._computed.run(full, in_batch), self._random)
+        return self._chooser(inputs, self._computed.run(full), self._random)
 
 
 class ServedVersion:

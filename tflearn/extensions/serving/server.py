@@ -474,6 +474,4 @@ def _status_of(error: Exception) -> tuple[Any, str] | None:
     if isinstance(error, tf.errors.InvalidArgumentError):
         text = f'the policy cannot compute these values: {" ".join(error.message.split())}'
         return grpc.StatusCode.INVALID_ARGUMENT, text
-    if isinstance(error, tf.errors.UnavailableError):
-        return grpc.StatusCode.RESOURCE_EXHAUSTED, 'too many batches wait; send less at a time, or try again later'
     return None
