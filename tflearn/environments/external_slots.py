@@ -22,7 +22,7 @@ import collections
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -83,25 +83,17 @@ class Slots:
       num_dropped: the number of episodes whose clients did not answer in time, or gave up.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        step_timeout_secs: float,
-        begin_wait_secs: float,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, num_slots: int, step_timeout_secs: float, begin_wait_secs: float):
         """
         Args:
           num_slots: B.
           step_timeout_secs: how long a batched step waits for a client that steps its simulator.
           begin_wait_secs: how long batched steps wait for the next episode of a slot whose episode
             has ended.
-          clock: returns the time [seconds].
         """
         self.slots = [Slot() for _ in range(num_slots)]
         self.num_dropped = 0
         self._step_timeout_secs, self._begin_wait_secs = step_timeout_secs, begin_wait_secs
-        self._clock = clock
         self._changed = threading.Condition()
         self._begins: collections.deque[_Begin] = collections.deque()
         self._by_episode: dict[str, Slot] = {}
@@ -201,7 +193,7 @@ class Slots:
     def act(self, actions: Sequence[Any]) -> None:
         """Sends the actions, one for each slot, to the clients whose observations they are for."""
         with self._changed:
-            now = self._clock()
+            now = time.monotonic()
             for slot, action in zip(self.slots, actions, strict=True):
                 if slot.state == _OBSERVED:
                     slot.action, slot.state, slot.waits_until = action, _ASKED, now + self._step_timeout_secs
@@ -216,11 +208,11 @@ class Slots:
           episode, and (None, None) for a slot without an episode, also for one whose episode was
           dropped.
         """
-        idle_until, signs = self._clock() + idle_secs, life.Signs()
+        idle_until, signs = time.monotonic() + idle_secs, life.Signs()
         while self._must_wait(idle_until, signs):
             signs.give()  # Clients go on meanwhile.
         with self._changed:
-            now = self._clock()
+            now = time.monotonic()
             for slot in self.slots:
                 if slot.state == _ASKED and slot.waits_until <= now:
                     self._drop(slot, f'its client did not answer within {self._step_timeout_secs:g} s')
@@ -257,7 +249,7 @@ class Slots:
 
     def _wait_secs(self, idle_until: float) -> float:
         """Returns how long to wait for the next change; 0 if the batched step need not wait."""
-        now = self._clock()
+        now = time.monotonic()
         asked = [slot.waits_until - now for slot in self.slots if slot.state == _ASKED]
         free = [slot for slot in self.slots if slot.state == _FREE]
         expected = sorted(slot.waits_until - now for slot in free if slot.waits_until > now)
@@ -291,7 +283,7 @@ class Slots:
             return None
         result, slot.result = slot.result, None
         slot.state = _FREE if slot.episode is None else _OBSERVED
-        slot.waits_until = self._clock() + self._begin_wait_secs
+        slot.waits_until = time.monotonic() + self._begin_wait_secs
         return result
 
     def _next_action(self, slot: Slot, episode: str) -> Any:

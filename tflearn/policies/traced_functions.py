@@ -115,8 +115,7 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
         # same numbers.
         tf.random.set_seed(None)
         _check_categories(observation, like.observation)
-        plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
-        time_step = ts.TimeStep(**{name: from_plain(plain[name], getattr(like, name)) for name in plain})
+        time_step = ts.TimeStep(*map(from_plain, (step_type, reward, discount, observation), like))
         if mask is not None:
             mask.assert_possible(time_step)
         return to_plain(function(time_step, from_plain(policy_state, state_spec)))
@@ -239,8 +238,7 @@ def _log_probability_function(policy: Any) -> Callable[..., Any]:
     def log_probability(
         step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any, action: Any
     ) -> list[tf.Tensor]:
-        plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
-        time_step = ts.TimeStep(**{name: from_plain(plain[name], getattr(like, name)) for name in plain})
+        time_step = ts.TimeStep(*map(from_plain, (step_type, reward, discount, observation), like))
         step = policy.distribution(time_step, from_plain(policy_state, state_spec))
         leaves = zip(tf.nest.flatten(step.action), tf.nest.flatten(action), strict=True)
         found = [leaf.log_prob(value) for leaf, value in leaves]

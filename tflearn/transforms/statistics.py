@@ -33,22 +33,28 @@ class _Moments(tf.Module):
         self.means = [moments.variable(tf.zeros(spec.shape), 'mean') for spec in specs]
         self.variances = [moments.variable(tf.ones(spec.shape), 'variance') for spec in specs]
 
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
+        """Adds the values of the global batch, in replica context;
+        see `moments.of_batch`, also of the result.
+        """
+        number, means, squares, counted = moments.of_batch(values, counts)
+        moments.join(self.means, self.variances, self._share(number), (number, means, squares))
+        return counted
+
+    def _share(self, number: tf.Tensor) -> tf.Tensor:
+        """Returns the weight of a batch of so many values, with all before it, and counts them."""
+        raise NotImplementedError
+
 
 class _RunningMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         super().__init__(specs, name)
         self._count = moments.variable(tf.zeros(()), 'count')
 
-    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
-        """Adds the values of the global batch, in replica context;
-        see `moments.of_batch`, also of the result.
-        """
-        number, means, squares, counted = moments.of_batch(values, counts)
+    def _share(self, number: tf.Tensor) -> tf.Tensor:
         total = self._count + number
-        share = tf.math.divide_no_nan(number, total)
-        moments.join(self.means, self.variances, share, (number, means, squares))
         self._count.assign(total)
-        return counted
+        return tf.math.divide_no_nan(number, total)
 
 
 class _EmaMoments(_Moments):
@@ -57,16 +63,10 @@ class _EmaMoments(_Moments):
         self._rate = rate
         self._started = moments.variable(tf.zeros(()), 'started')
 
-    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
-        """Adds the values of the global batch, in replica context;
-        see `moments.of_batch`, also of the result.
-        """
-        number, means, squares, counted = moments.of_batch(values, counts)
+    def _share(self, number: tf.Tensor) -> tf.Tensor:
         rate = tf.where(self._started > 0, self._rate, 1.0)
-        share = tf.where(number > 0, rate, 0.0)
-        moments.join(self.means, self.variances, share, (number, means, squares))
         self._started.assign(tf.where(number > 0, 1.0, self._started))
-        return counted
+        return tf.where(number > 0, rate, 0.0)
 
 
 class _WindowMoments(_Moments):
@@ -79,9 +79,7 @@ class _WindowMoments(_Moments):
         self._next = moments.variable(tf.constant(0, tf.int64), 'next')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> list[tf.Tensor]:
-        """Adds the values of the global batch, in replica context;
-        see `moments.of_batch`, also of the result.
-        """
+        """See `_Moments`."""
         number, means, squares, counted = moments.of_batch(values, counts)
         size = self._counts.shape[0]
         is_slot = (tf.range(size, dtype=tf.int64) == self._next % size) & (number > 0)
