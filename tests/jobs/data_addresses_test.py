@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
+from tflearn.core.experience import BatchItems, Experience, Queue, Slicing
 from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json, write_json
 from tflearn.jobs.collect import collect
@@ -15,6 +15,13 @@ from tflearn.jobs.train_settings import Data, Initial
 from tflearn.networks.networks import NetworkOptions
 from tflearn.replay import backend
 from tflearn.replay.storage import REPLAY
+
+# One item in the queue.
+QUEUE = Experience(
+    slicing=Slicing(sequence_length=9, stride=8, pad_episodes=True),
+    replay=Queue(max_size=1, max_policy_lag=2),
+    batch=BatchItems(8),
+)
 
 
 def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run, tmp_path):
