@@ -71,10 +71,10 @@ venv_is_ready() { [[ -f "$stamp" && "$(<"$stamp")" == "$(wanted_stamp)" ]]; }
 
 run_pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps "$@" 2>&1; }
 
-# pip fetches and unpacks on one core, so two of them take half of the work of a file of requirements each: one has
-# TensorFlow and a third of the others. They are a pipeline, not one of them in the background, so that Ctrl-C ends both.
+# pip fetches and unpacks on one core, so two of them take half of a file of requirements each. They are a pipeline, not
+# one of them in the background, so that Ctrl-C ends both.
 run_pip_twice() {
-  awk -v prefix="$venv/half" '/^[^ #]/ { half = /^tensorflow(-tpu)?==/ || ++n % 3 == 0 } { print > (prefix half + 0 ".txt") }' "$1"
+  awk -v prefix="$venv/half" '/^[^ #]/ { ++n } { print > (prefix n % 2 ".txt") }' "$1"
   { run_pip "${@:2}" -r "$venv/half0.txt" >&3 | run_pip "${@:2}" -r "$venv/half1.txt"; } 3>&1
 }
 

@@ -63,7 +63,7 @@ class Limited(RewardTransform):
             may be, above 0.
           rate: how far the logarithm of a multiplier moves in a window, at most.
           gain: how far it is moved at once by a cost of twice its limit; damps oscillations.
-          window_steps: environment steps in the mean, with weights that fall off exponentially.
+          window_steps: environment steps in the mean, with weights that decay exponentially.
           recent_versions: how many versions of the weights older than the newest ones steps of a
             replay are when they count 1/e. In one process each train step makes a version, with
             several processes `publish_interval_steps` do.
