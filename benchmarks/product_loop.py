@@ -271,8 +271,10 @@ def run(folder: pathlib.Path, seed: int, held_out: float | None, given: argparse
             result = wait_until(lambda n=number: product.result(n), f'round {number}', DEADLINE_SECS)
             if number == 1 and not result['promoted']:
                 product.promote_first()
-            if number > 1 and not given.kill:
-                product.forget(number - 1)  # a round reads what is new, and what was new in the round before
+            # A round reads what is new, what was new in the round before, and all that may still judge.
+            old = number - max(1, given.held_out_rounds - 1)
+            if old > 0 and not given.kill:
+                product.forget(old)
             found['promoted'].append(result['candidate'] if result['promoted'] else None)
             found['waits'].append(result['waits'])
             found['served'].append(world.regret(product.version(), number + 1))
