@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pathlib
 import re
 
 import numpy as np
@@ -237,6 +238,29 @@ def test_partitions_by_anything_else_are_sources_of_their_own(tmp_path):
     join(tmp_path, files=[tmp_path / 'clicks'], window_secs=400.0, default_reward=0.0)
     # The newest outcome of the slower one is of 2498.
     assert max(rewards(tmp_path / 'data')) == 2098.0
+
+
+@pytest.mark.parametrize(
+    ('fast', 'slow'), [('clicks_web', 'clicks_app'), ('clicks-2026-11-01-web.1', 'clicks-2026-11-01-app.1')]
+)
+def test_files_whose_names_differ_in_a_word_are_sources_of_their_own(tmp_path, fast, slow):
+    decisions(tmp_path, MANY)
+    files = [
+        outcomes(tmp_path, CLICKS[1:1800:2], f'{fast}.jsonl'),
+        outcomes(tmp_path, CLICKS[:1200:2], f'{slow}.jsonl'),
+    ]
+    join(tmp_path, files=files, window_secs=400.0, default_reward=0.0)
+    # The newest outcome of the slower one is of 2498: no decision of it is 0 since its outcome is not there yet.
+    found = rewards(tmp_path / 'data')
+    assert max(found) == 2098.0 and set(map(tuple, found.values())) == {(1.0,)}
+
+
+def test_numbers_and_random_names_of_files_are_no_words():
+    names = ['clicks-1.jsonl', 'clicks-2.jsonl.gz', 'clicks_2026-11-01T07.csv', 'clicks-00000-fade-4a1f.snappy.parquet']
+    found = {log_files.source(pathlib.Path('log') / name) for name in names[:3]}
+    assert found == {'log/clicks*'} and log_files.source(pathlib.Path(names[3])) == 'clicks*snappy*'
+    servers = [f'outcomes-20261101T070000.00000000{i}Z-{name}-1.jsonl' for i, name in enumerate(('web', 'app'))]
+    assert {log_files.source(pathlib.Path(name)) for name in servers} == {'outcomes*'}
 
 
 def test_a_server_and_others_write_in_one_directory(tmp_path):

@@ -474,10 +474,18 @@ def test_an_outcome_with_an_id_counts_once(tmp_path):
         ({'until': 4e9}, 'got until=4000000000.0, which has not come; need seconds since 1970'),
         ({'outages': ['12']}, "got the outage '12'; need BEGIN,END"),
         ({'outages': ['13,12']}, "got the outage '13,12'; need BEGIN,END"),
+        ({'default_reward': float('nan')}, 'got OutcomeOptions.default_reward=nan; need a finite number'),
+        ({'default_reward': 1e39}, r'got OutcomeOptions.default_reward=1e\+39; need a number'),
     ],
 )
-def test_wrong_times_of_a_join_are_refused(tmp_path, options, message):
+def test_wrong_options_of_a_join_are_refused(tmp_path, options, message):
     decisions(tmp_path)
     outcomes(tmp_path)
     with pytest.raises(UserError, match=message):
         join(tmp_path, window_secs=50.0, **options)
+
+
+def test_outcomes_of_other_ids_are_a_warning(tmp_path):
+    decisions(tmp_path)
+    outcomes(tmp_path, [(name.upper(), at, reward) for name, at, reward in OUTCOMES])
+    assert 'no outcome has a decision here: compare the ids of both' in join(tmp_path, default_reward=0.0)

@@ -261,10 +261,15 @@ def bad(name, value, need, got=None):
         bad('at', pa.array([1], pa.time64('ns')), 'a time, as a number or by ISO 8601', None),
         bad('at', pa.array([1], pa.duration('ns')), 'a time, as a number or by ISO 8601', None),
         bad('count', pa.array([2**53 + 2]), 'an integer from 0 to', '9007199254740994'),
+        # 2^53 + 1 is this float, too.
+        bad('count', pa.array([2.0**53]), 'an integer from 0 to', '9007199254740992.0'),
+        bad('id', pa.array([2.0**53]), 'the id', '9007199254740992.0'),
+        bad('tag', pa.array([2.0**53]), 'a float below 2^53', '9007199254740992.0'),
+        bad('tag', pa.array(['1e+17']), 'a float below 2^53', "'1e+17'"),
     ],
 )
 def test_what_cannot_be_read_exactly_is_a_bad_row_by_name(tmp_path, name, value, need, got):
-    more = {'at': 5, 'count': 3}
+    more = {'at': 5, 'count': 3, 'tag': 'a'}
     rows = pa.Table.from_pylist([{**GOOD, **more, 'id': other} for other in 'bc'])
     row = pa.Table.from_pylist([{**GOOD, **more}])
     row = row.set_column(row.column_names.index(name), name, value)
@@ -272,7 +277,9 @@ def test_what_cannot_be_read_exactly_is_a_bad_row_by_name(tmp_path, name, value,
     nulls = rows.set_column(rows.column_names.index(name), name, pa.nulls(2, value.type))
     feather.write_feather(pa.concat_tables([row, nulls]), tmp_path / 'log.arrow')
     mapped = SMALL.replace("'category'}", "'category', values = ['cup']}")
-    mapped = mapped.replace("x = 'x'", "x = 'x', count = {kind = 'integer', high = 9e18}")
+    mapped = mapped.replace(
+        "x = 'x'", "x = 'x', count = {kind = 'integer', high = 9e18}, tag = {kind = 'category', values = ['a']}"
+    )
     with pytest.raises(UserError, match=re.escape(f'in log.arrow, row 1; need {need}')) as raised:
         import_small(tmp_path, tmp_path / 'log.arrow', f"time = 'at'\n{mapped}")
     assert f'got {name} = {got or ""}' in str(raised.value)
@@ -289,6 +296,24 @@ def test_wide_integers_nested_objects_and_half_characters_of_json_are_no_traceba
     path.write_text(''.join(json.dumps({**GOOD, 'x': {'y': i}}) + '\n' for i in range(2)))
     with pytest.raises(UserError, match=re.escape("got x = {'y': 0} in log.jsonl, row 1; need a number or text")):
         import_small(tmp_path, path, output='other')
+
+
+def test_a_first_float_rounds_no_integer_of_json(tmp_path):
+    lines = [{**GOOD, 'item': item, 'id': i} for i, item in enumerate([0.5, 2**53, 2**53 + 1])]
+    (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    with pytest.raises(UserError, match='got item = 9007199254740992.0 in log.jsonl, row 2; need an action'):
+        import_small(tmp_path, tmp_path / 'log.jsonl')
+
+
+def test_what_is_no_table_is_named_although_it_has_no_category(tmp_path):
+    (tmp_path / 'log.csv').write_bytes(b'id,clicks,item,x\ra,1,cup,0.5\r')
+    with pytest.raises(UserError, match=r"log.csv, which is no csv file \(b'id,clicks,item,x\\r"):
+        import_small(tmp_path, tmp_path / 'log.csv')
+    (tmp_path / 'log.json').write_text(json.dumps([GOOD]))
+    with pytest.raises(
+        UserError, match=r"got no value of action in 'item' \(row 1 of log.json: .*need a JSON object\)"
+    ):
+        import_small(tmp_path, tmp_path / 'log.json')
 
 
 @pytest.mark.parametrize('kind', ['csv', 'jsonl'])

@@ -13,7 +13,7 @@ from tflearn.extensions.serving.decision_files import CLOCK_SECS, begun_at
 class LogEnd:
     """Finds the end of a log, the least of
 
-    - the newest time of each source of outcomes: the files of one directory whose names begin with the same word;
+    - the newest time of each source of outcomes: the files of one directory whose names have the same words;
     - the newest time of the decisions, since a wrong clock of those who report outcomes must not close windows;
     - the begin of each file of a server that is not among those that are read, such as one that it still writes.
 

@@ -7,6 +7,7 @@ import urllib.parse
 from collections.abc import Sequence
 
 from tflearn.core.errors import UserValueError
+from tflearn.extensions.serving.decision_files import begun_at
 from tflearn.files.run_dir import local_path
 
 FORMATS = {
@@ -18,6 +19,8 @@ _BINARY = ('parquet', 'arrow')  # which pack their columns themselves
 _OF_SERVERS = ('decisions', 'outcomes')
 _NULL = '__HIVE_DEFAULT_PARTITION__'
 # Partitions of one source by time: year=2026/month=11, date=2026-11-01, dt=20261101, hour=2026-11-01T07.
+# Letters before a number or between two signs; a to f alone may be random digits.
+_WORD = re.compile(r'(?:^|(?<=[\W_]))(?![a-f]{3,}(?:[\W_]|$))[^\W\d_]+(?=[\W_]|$)|^[^\W\d_]+')
 _OF_TIME = re.compile(r'(year|month|week|day|hour|minute)=\d+|\w+=\d{4}-?\d\d(-?\d\d([T _-].*)?)?')
 
 
@@ -78,10 +81,12 @@ def labels(paths: Sequence[pathlib.Path]) -> list[str]:
 
 
 def source(path: pathlib.Path) -> str:
-    """Returns what the files of one source of outcomes have in common: their directory and the word they begin with.
+    """Returns what the files of one source of outcomes have in common: their directory, and the words of their names.
 
-    Directories that only say of which time a file is are left out: they are all of one source.
+    Directories that only say of which time a file is are left out: they are all of one source. So are numbers, random
+    digits, the format, and what servers put behind the kind of a file.
     """
-    word = re.match(r'[^\W\d_]*', path.name)
+    kind = next((kind for kind in _OF_SERVERS if begun_at(path.name, kind) is not None), '')
+    words = [kind] if kind else [word for word in _WORD.findall(path.name) if f'.{word}' not in (*FORMATS, *_PACKED)]
     parents = [part for part in path.parts[:-1] if not _OF_TIME.fullmatch(part)]
-    return f'{pathlib.Path(*parents, word[0] if word else "")}*'
+    return f'{pathlib.Path(*parents, "*".join(words))}*'

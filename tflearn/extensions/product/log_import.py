@@ -174,6 +174,7 @@ def _collected(
 ) -> dict[str, list[str]]:
     """Returns all values of parts, sorted; `missing` are the columns of these parts."""
     found: dict[str, set[str]] = {name: set() for name in missing}
+    lost = ''  # the first row that is none
     # To parse text takes most of the time of reading it: all its columns are kept, and not parsed again.
     keeps = parsed is not None and all(map(log_files.is_text, paths))
     names = list(dict.fromkeys(missing.values()))
@@ -181,6 +182,8 @@ def _collected(
     for i, block in _ahead(tables.read(paths, chosen)):
         if parsed and keeps:
             pickle.dump((i, block), parsed, protocol=pickle.HIGHEST_PROTOCOL)
+        for row, (got, need) in itertools.islice(block.lost.items(), 1):
+            lost = lost or f' (row {row} of {paths[i].name}: got {got}; need {need})'
         for name, column in missing.items():
             array = block.columns[column]
             feature = mapped.feature(name)
@@ -192,7 +195,7 @@ def _collected(
             if len(found[name]) > MAX_CATEGORIES:
                 raise UserValueError(f'got {name} with more than {MAX_CATEGORIES} values; need at most that; hash them')
     if empty := [name for name, values in found.items() if not values]:
-        raise UserValueError(f'got no value of {empty[0]} in {missing[empty[0]]!r}; need at least one')
+        raise UserValueError(f'got no value of {empty[0]} in {missing[empty[0]]!r}{lost}; need at least one')
     order = lambda text: (len(text), text) if text.isdigit() else (1 << 30, text)  # noqa: E731
     return {name: sorted(values, key=order) for name, values in found.items()}
 

@@ -178,6 +178,9 @@ class RowEncoder:
         if feature.name == ACTION:
             one.mark(rows[found < 0], feature.columns[0], 'an action of the vocabulary')
             return np.maximum(found, 0)
+        one.mark(
+            rows[table_values.are_inexact(array, missing)], feature.columns[0], 'a float below 2^53, or an integer'
+        )
         for kind, which in (('missing', missing), ('unknown', (found < 0) & ~missing)):
             if self._report.found(kind, feature.name, int(np.count_nonzero(which))):
                 one.mark(rows[which], feature.columns[0], f'a value that is not {kind}, by --refuse')

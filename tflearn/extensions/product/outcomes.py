@@ -11,12 +11,12 @@ import math
 import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from tflearn.core.errors import UserValueError
-from tflearn.core.settings import NonNegativeFloat, PositiveFloat, checked_dataclass
+from tflearn.core.settings import NonNegativeFloat, PositiveFloat, Range, checked_dataclass
 from tflearn.extensions.product import csv_rows, log_files, reward_parts, table_values, tables
 from tflearn.extensions.product.block_checks import ROWS_OF_A_FILE, BlockChecks
 from tflearn.extensions.product.clocks import Clocks
@@ -83,7 +83,7 @@ class OutcomeOptions:
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     separator: str | None = None
     window_secs: PositiveFloat | None = None
-    default_reward: float | None = None
+    default_reward: Annotated[float, Range(least=-LARGEST, most=LARGEST)] | None = None
     combine: Literal['first', 'sum', 'last'] = 'last'
     until: float | None = None
     settle_secs: NonNegativeFloat = 60.0
@@ -413,6 +413,8 @@ class Outcomes:
                 'decisions out'
             )
         found += self._clocks.warnings()
+        if self._report.counts[_OF_NONE] and not self._report.counts[WITH_OUTCOME]:
+            found.append('no outcome has a decision here: compare the ids of both, which are texts, spaces and all')
         if self._options.window_secs is None and self._options.default_reward is not None:
             found.append(
                 'without --window_secs a decision without an outcome has the default reward, though one may still come'

@@ -20,7 +20,7 @@ with extras.needed_by('tflearn data import'):
     import pyarrow as pa
     import pyarrow.compute as pc
 
-EXACT = 2.0**53  # integers up to here are exact as floats
+EXACT = 2.0**53 - 1  # integers up to here are exact as floats: the next one stands for two
 # The spellings of floats and booleans by programs: no leading zeros, no zeros at the end but '.0', an exponent behind
 # one digit. Names such as 007, 2.10 and 5e3 are none.
 _DIGITS = r'\.([0-9]*[1-9]|0)'
@@ -36,8 +36,8 @@ Array = Any  # a pyarrow.Array
 def texts(array: Array) -> Array:
     """Returns values as text, null where nothing stands; the same text for a value in each format.
 
-    3 and 3.0 are '3', since integers beside nulls are floats; True is 'true', and 1e-7 is '1e-07'. Of a float beyond
-    2^53 nobody knows which integer it was: it is null.
+    3 and 3.0 are '3', since integers beside nulls are floats; True is 'true', and 1e-7 is '1e-07'. Of a float of 2^53
+    and more nobody knows which integer it was: it is null.
     """
     if pa.types.is_dictionary(array.type):
         return texts(array.dictionary).take(array.indices)
@@ -212,6 +212,15 @@ def indices(array: Array, vocabulary: Array) -> tuple[np.ndarray, np.ndarray]:
         return found, missing
     of = pc.fill_null(some.indices, len(text)).to_numpy(zero_copy_only=False)
     return np.append(found, -1)[of], np.append(missing, True)[of]
+
+
+def are_inexact(array: Array, missing: np.ndarray) -> np.ndarray:
+    """Returns which of the missing values are floats of which `texts` does not know the integer, bool [N]."""
+    found = np.zeros(len(array), bool)
+    if missing.any():
+        values, _, wrong = numbers(array.filter(pa.array(missing)))
+        found[missing] = wrong | (np.abs(values) > EXACT)
+    return found
 
 
 def vocabulary(values: Collection[str]) -> Array:

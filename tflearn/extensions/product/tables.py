@@ -216,7 +216,7 @@ def _open_csv(path: pathlib.Path, columns: Columns) -> _File:
             f'in the column map, such as separator = {separators[-1]!r}'
         )
     dialect = csv_rows.dialect(separators[0])
-    if not head or not dialect.row.fullmatch(head):
+    if not head or b'\r' in head or not dialect.row.fullmatch(head):
         raise UserValueError(f'got {path}, which is no csv file ({head[:40]!r}); need names in its first line')
     names = next(csv.reader([head.decode(errors='replace')], delimiter=dialect.separator))
     index = {name: names.index(name) for name in columns if name in names}
