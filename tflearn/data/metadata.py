@@ -23,6 +23,9 @@ from tflearn.data.writer import EpisodeWriter
 from tflearn.files.run_dir import read_json, write_json
 
 RECORDINGS, COPIED = 'recordings', 'copied_from'
+# Of data from logs: the least hashes of the decisions' names and times. Where two data sets have some
+# of these in common, they have decisions in common.
+SAMPLE = 'sample'
 VOCABULARIES = 'vocabularies.json'  # of data from logs: the numbers of their categories
 # Of data from logs: what the column map states of the rewards and episodes.
 STATED = 'stated'
@@ -152,26 +155,40 @@ def lineage(directories: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
         split = facts.get('split', {})
         made_of = split.get('from') or facts.get(COPIED) or []
         part = {name: split[name] for name in ('by', 'share', 'part', 'earlier') if name in split}
-        found.append({'path': str(directory), 'digest': _digest(directory), 'split': part, 'from': made_of})
+        one = {'path': str(directory), 'digest': _digest(directory), 'split': part, 'from': made_of}
+        found.append(one | {name: facts[name] for name in (SAMPLE,) if name in facts})
     return found
 
 
 def may_share_episodes(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether data sets, as `lineage` describes them, may have an episode in common."""
     return any(
-        ours == theirs and _overlap(our_splits, their_splits)
+        _are_alike(ours, theirs, [*our_splits, *their_splits]) and _overlap(our_splits, their_splits)
         for ours, our_splits in _splits(one, ())
         for theirs, their_splits in _splits(other, ())
     )
 
 
-def _splits(described: Sequence[Mapping[str, Any]], below: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yields the digest of each data set and of those that it was made of,
+def _are_alike(ours: Mapping[str, Any], theirs: Mapping[str, Any], splits: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether data sets are one, or were made of the same decisions, such as by joining them again.
+
+    A split with an earlier one knows the names of that.
+    """
+    if ours['digest'] == theirs['digest']:
+        return True
+    return not any('earlier' in each for each in splits) and bool({*ours.get(SAMPLE, ())} & {*theirs.get(SAMPLE, ())})
+
+
+def _splits(described: Sequence[Mapping[str, Any]], below: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yields each data set and those that it was made of,
     and how these were split on the way.
     """
     for each in described:
-        yield each['digest'], below
-        yield from _splits(each['from'], ((each['split'], *below) if each['split'] else below))
+        yield each, below
+        split = each['split']
+        if split.get('by') == 'time':  # that of the data, which a hash of names does not depend on
+            split = {**split, 'of': [one['digest'] for one in each['from']]}
+        yield from _splits(each['from'], ((split, *below) if split else below))
 
 
 def _overlap(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> bool:

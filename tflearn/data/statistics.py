@@ -13,7 +13,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.core.errors import UserValueError
 from tflearn.data import columns, metadata
 from tflearn.data.action_table import ActionTable
-from tflearn.data.metadata import COPIED, RECORDINGS
+from tflearn.data.metadata import COPIED, RECORDINGS, SAMPLE
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import Numbers
 
@@ -97,7 +97,9 @@ def origin(directory: pathlib.Path) -> list[str]:
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
-    shown = {name: value for name, value in facts.items() if value is not None and name not in (RECORDINGS, COPIED)}
+    shown = {
+        name: value for name, value in facts.items() if value is not None and name not in (RECORDINGS, COPIED, SAMPLE)
+    }
     if split := shown.pop('split', None):
         shown['split'] = f'{split["part"]}, by {split["by"]}, share {split["share"]:g}'
     if made_of := facts.get(COPIED) or (split or {}).get('from'):

@@ -355,6 +355,41 @@ def test_what_a_candidate_was_trained_on_compares_what_serves_with_the_best(step
     assert states.read(publisher.directory).best == 0
 
 
+def joined_again(folder, name, first, after, **options):
+    """Joins a log of random actions, some of whose rows other joins may have too; returns the data set."""
+    rng, lines = np.random.default_rng(0), ['id,at,x,a,p,r']
+    for i in range(after):
+        action, x = rng.integers(2), rng.normal()
+        lines += [f'v{i},{1e9 + i},{x},{"no" if action else "yes"},0.5,{int(action == (x > 0))}'][: i >= first]
+    (folder / f'{name}.csv').write_text('\n'.join(lines))
+    mapped = "id = 'id'\ntime = 'at'\npropensity = 'p'\nreward = 'r'\nobservation = {x = 'x'}"
+    (folder / 'map.toml').write_text(f"{mapped}\naction = {{column = 'a', kind = 'category'}}")
+    extensions.load('import').import_logs([folder / f'{name}.csv'], folder / 'map.toml', folder / name, **options)
+    return folder / name
+
+
+def test_data_sets_of_the_same_decisions_share_them_however_they_were_made(tmp_path):
+    monday, later = joined_again(tmp_path, 'monday', 0, 400), joined_again(tmp_path, 'later', 400, 900)
+    friday = joined_again(tmp_path, 'friday', 0, 1_000, compress=True)
+    for path, share in ((monday, 0.5), (friday, 0.5), (later, 0.3)):
+        split(Dataset([str(path)]), tmp_path / f'{path.name}_parts', share)
+    for path, name in ((monday, 'monday_by_time'), (friday, 'by_time')):
+        split(Dataset([str(path)]), tmp_path / name, 0.5, 'time')
+    split(Dataset([str(friday)]), tmp_path / 'new', 0.5, earlier=tmp_path / 'monday_parts')
+    part = lambda name: [tmp_path / name]  # noqa: E731
+    shared = lambda *names: metadata.may_share_episodes(*(metadata.lineage(part(name)) for name in names))  # noqa: E731
+    assert shared('monday', 'friday') and shared('monday_parts/train', 'friday') and shared('monday', 'by_time/train')
+    assert shared('monday_parts/train', 'by_time/held_out') and shared('monday', 'friday_parts/held_out')
+    assert shared('monday_by_time/held_out', 'by_time/train'), 'two times'
+    assert not shared('monday_by_time/held_out', 'monday_by_time/train')
+    assert not shared('monday', 'later') and not shared('monday_parts/held_out', 'later_parts/held_out')
+    # The same hash of the same names, and a split that knows the names of the earlier one.
+    assert not shared('monday_parts/train', 'friday_parts/held_out')
+    assert not shared('monday_parts/train', 'new/held_out')
+    with pytest.raises(UserValueError, match='friday, which may have episodes in common; need each decision once'):
+        promotion._check_once(metadata.lineage([monday, friday]))
+
+
 def test_clusters_count_once(publish, tmp_path):
     root, paths = publish(tmp_path / 'run', 1), []
     for number, users in enumerate((np.arange(50), np.arange(49, 99))):

@@ -41,6 +41,7 @@ MAX_CATEGORIES = 100_000
 _NUM_PARTS = 64
 _MAX_AHEAD = 2  # items
 _MAX_ENCODED = 1 << 15  # rows
+_SAMPLE_SIZE = 64  # of 1,000 pairs of data sets with a tenth of their decisions in common one is not found
 _T = TypeVar('_T')
 _KEPT = {'episode': 'key', 'id': 'id'}
 _WEIGHTS = 'another weight than the row before it', 'one weight for an episode'
@@ -104,7 +105,8 @@ def run(
                 # Of a decision for several slots all or none are left.
                 rows = (part[~np.isin(part['key'], part['key'][part['bad']])] for part in rows)
             report.actions, ranges = ActionTable(encoder.actions), RewardRanges(mapped, labels)
-            known = _counted(_by_knowledge(map(ranges.checked, rows)), report)
+            sample = _Sample(keys)
+            known = _counted(_by_knowledge(map(sample, map(ranges.checked, rows))), report)
             for name, records in _ahead(_records(writer('').encoder, known, keys)):
                 writer(name).write_records(records)
         if not writer('').num_episodes:
@@ -118,7 +120,8 @@ def run(
             report.counts['episodes with unknown rewards'] = writer(UNKNOWN).num_episodes
         if outcomes:
             joined.add_sums(writer(UNKNOWN).num_steps if (begun / UNKNOWN).exists() else 0)
-        _write_facts(begun, paths, mapped, words, report, weighs)
+        facts = {metadata.WEIGHED: True} if weighs else {}
+        _write_facts(begun, paths, mapped, words, report, {**facts, metadata.SAMPLE: sample.least.tolist()})
 
 
 def _write_facts(
@@ -127,16 +130,15 @@ def _write_facts(
     mapped: ColumnMap,
     words: Mapping[str, list[str]],
     report: Report,
-    weighs: bool,
+    facts: dict[str, Any],
 ) -> None:
-    """Writes what the data set is made of, and the vocabularies of its categories."""
+    """Writes what the data set is made of, the vocabularies of its categories, and `facts`."""
     categories = {each.name for each in mapped.features if each.has_vocabulary}
     write_json(directory / metadata.VOCABULARIES, {name: words[name] for name in words if name in categories})
-    facts: dict[str, Any] = {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
+    facts |= {'logs': [str(path) for path in paths], 'import': dict(sorted(report.counts.items()))}
     facts[metadata.STATED] = dict(mapped.stated)
     observed = [each for each in mapped.features if each.name.startswith('observation.')]
     facts[metadata.MISSING] = {each.name: each.missing for each in observed if each.missing is not None}
-    facts |= {metadata.WEIGHED: True} if weighs else {}
     facts |= {'import_warnings': report.warnings} if report.warnings else {}
     columns.write_metadata(directory, {**facts, **metadata.versions()})
 
@@ -250,6 +252,21 @@ def _content(file: IO[bytes], dtype: np.dtype, is_last: bool) -> np.ndarray:
     if is_last:
         file.close()
     return rows
+
+
+class _Sample:
+    """The least hashes of decisions, by their ids and times."""
+
+    def __init__(self, keys: Collection[str]):
+        self._has_names, self.least = {'id', 'time'} <= {*keys}, np.zeros(0, np.uint64)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        if self._has_names:
+            hashed = rows['id'] ^ np.ascontiguousarray(rows['time']).view(np.uint64)
+            if len(self.least) == _SAMPLE_SIZE:
+                hashed = hashed[hashed < self.least[-1]]
+            self.least = np.unique(np.r_[self.least, hashed])[:_SAMPLE_SIZE]
+        return rows
 
 
 @dataclasses.dataclass
