@@ -15,6 +15,7 @@ VERBS = {
     'Do many runs': {
         'seeds': 'runs a gin file once for each seed, and compares the runs',
         'tune': 'searches hyperparameters',
+        'population': 'trains runs of which the worst copy the best',
         'policies': 'trains several policies of one game',
     },
     'Look at runs': {

@@ -44,7 +44,8 @@ FEW_STEPS = [
     'evaluate.evaluate.num_episodes=1',
 ]
 EPOCH = 'StopConditions.num_train_steps', 'Intervals.export_interval_steps', 'Intervals.steps_per_call'
-TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', 'seeds', 'tune')
+SEARCHES = ('seeds', 'tune', 'population')
+TRAINING = ('launch', 'train', 'train_offline', 'synchronous', 'replay_server', 'collect', *SEARCHES)
 
 # Commands that are parsed only, by a pattern of their page, line and words, and why.
 NOT_RUN = {
@@ -83,7 +84,7 @@ SMALLER = [
     (r'=/data/other_run', '=runs/dqn_cartpole'),
     (r'=/(runs|tmp)/', r'=\1/'),
     (r'^--seeds=\d+$', '--seeds=2'),
-    (r'^--trials=\d+$', '--trials=2'),
+    (r'^--(trials|population|generations)=\d+$', r'--\1=2'),
     (r'^--num_collectors=2$', '--num_collectors=1'),  # two cores suffice
     (r'=train:cores=2', '=train:cores=1'),
 ]
@@ -119,7 +120,7 @@ def _flags(words: Sequence[str], name: str) -> list[str]:
 
 def _made(program: str, words: Sequence[str]) -> list[str]:
     """Returns the run or the data that a command makes."""
-    if program not in ('launch', 'train_offline', 'synchronous', 'seeds', 'tune') or '--render' in words:
+    if program not in ('launch', 'train_offline', 'synchronous', *SEARCHES) or '--render' in words:
         return _flags(words, 'output')
     return _flags(words, 'root_dir') or [f'runs/{(_flags(words, "gin_file") or ["dqn_cartpole"])[0]}']
 

@@ -30,7 +30,7 @@ _MODULES = {
     'split': 'product.split',
 }
 VERBS = {
-    **dict.fromkeys(('seeds', 'tune', 'policies', 'list', 'watch'), 'experiments'),
+    **dict.fromkeys(('seeds', 'tune', 'population', 'policies', 'list', 'watch'), 'experiments'),
     **dict.fromkeys(('compare', 'report', 'doctor', 'track'), 'experiments'),
     **dict.fromkeys(('promote', 'loop'), 'product'),
 }

@@ -105,4 +105,4 @@ def test_a_folder_has_one_at_a_time(program, tmp_path):
     with open(tmp_path / 'runs' / 'runs.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert program('--gin_file=dqn_cartpole').wait(DEADLINE_SECS) == 2
-    assert 'where another tflearn seeds, tflearn policies or tflearn tune works' in (tmp_path / 'out').read_text()
+    assert 'where another tflearn seeds, policies, tune or population works' in (tmp_path / 'out').read_text()

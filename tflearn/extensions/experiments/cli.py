@@ -10,6 +10,7 @@ from tflearn.core.verbs import Verb, values_of
 from tflearn.files import messages
 from tflearn.files.run_dir import RunDir, local_path, opened_run_dir, read_json
 
+_SEARCH = ('gin_file', 'space', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better')
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
 
 
@@ -49,9 +50,8 @@ def _tune(switches: flags.FlagValues) -> int:
     from tflearn.extensions.experiments import runs, tuning
 
     root = pathlib.Path(switches.root_dir)
-    names = ('gin_file', 'space', 'parallel', 'gin_bindings', 'mode', 'metric', 'lower_is_better')
     methods = (switches.sampler, switches.pruner)
-    search = tuning.Tuning(root, num_trials=switches.trials, methods=methods, **values_of(switches, *names))
+    search = tuning.Tuning(root, num_trials=switches.trials, methods=methods, **values_of(switches, *_SEARCH))
     study = search.run(sys.stdout)
     if study is None:
         return runs.INTERRUPTED
@@ -62,6 +62,28 @@ def _tune(switches: flags.FlagValues) -> int:
             return 1
         print(f'\nfresh seeds: {found}')
     print(f'\nthe best settings: {root / "best.gin"}')
+    return 0
+
+
+def _population(switches: flags.FlagValues) -> int:
+    """Trains a population: tflearn population --gin_file=ppo_cartpole --space=ppo --root_dir=runs/population.
+
+    Population-based training: each member is a run with settings of its own. At the end of each
+    generation the worst copy one of the best with all that it has learned, and go on with
+    perturbed settings. The same command continues what was stopped or killed. ROOT_DIR/population.md
+    has the generations, and the lineage of the best run, which is printed.
+    """
+    from tflearn.extensions.experiments import population, runs, tuning
+
+    root = pathlib.Path(switches.root_dir)
+    search = tuning.Tuning(root, num_trials=0, **values_of(switches, *_SEARCH))
+    names = ('generations', 'quantile', 'factor', 'resample', 'seed')
+    found = population.Population(search, switches.population, **values_of(switches, *names)).run(sys.stdout)
+    if found is None:
+        return runs.INTERRUPTED
+    print(
+        f'\n{(root / "population.md").read_text(encoding="utf-8")}\nthe best run: {root / f"trial_{found[0].number}"}'
+    )
     return 0
 
 
@@ -195,7 +217,8 @@ def _track(switches: flags.FlagValues, root: str) -> int:
 
 VERBS = {
     'seeds': Verb(_seeds, ('seeds',), required=('gin_file', 'root_dir')),
-    'tune': Verb(_tune, ('tune',), required=('gin_file', 'root_dir')),
+    'tune': Verb(_tune, ('search', 'tune'), required=('gin_file', 'root_dir')),
+    'population': Verb(_population, ('search', 'population'), required=('gin_file', 'root_dir')),
     'policies': Verb(_policies, ('policies',), required=('root_dir',), arguments='POLICY=GIN_FILE ...'),
     'list': Verb(_list, arguments='DIR ...'),
     'watch': Verb(_watch, arguments='RUN'),

@@ -207,7 +207,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
     with open(root / 'runs.lock', 'ab') as file:
         if not try_lock(file):
             raise UserValueError(
-                f'got --root_dir={root}, where another tflearn seeds, tflearn policies or tflearn tune works, or ends '
+                f'got --root_dir={root}, where another tflearn seeds, policies, tune or population works, or ends '
                 'its runs; need a folder of its own; wait for it, or stop it'
             )
         yield file.fileno()

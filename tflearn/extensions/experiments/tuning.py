@@ -16,7 +16,7 @@ import pathlib
 import runpy
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NotRequired, TextIO, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TextIO, TypedDict
 
 import numpy as np
 
@@ -127,7 +127,7 @@ Sampler = Literal['tpe', 'random']
 Pruner = Literal['median', 'hyperband', 'none']
 
 MARKS = 20  # equal parts of a trial's budget, at whose ends trials are compared
-_LAST = 3  # evaluations whose mean is the score
+LAST = 3  # evaluations whose mean is the score
 _MOST_FAILURES = 3  # at the beginning, without a trial that has a score
 _SAMPLERS: Mapping[Sampler, Callable[[], Any]] = {
     'tpe': lambda: optuna.samplers.TPESampler(constant_liar=True),
@@ -142,7 +142,23 @@ _PRUNERS: Mapping[Pruner, Callable[[], Any]] = {
 # Of the finals; trials have their numbers as seeds.
 _CHOOSING, _SCORING = 100_000, 200_000
 # The first one that the run has.
-_BUDGETS = {'max_env_steps': 'env_steps', 'num_train_steps': 'train_step'}
+BUDGETS: Mapping[str, comparison.Axis] = {'max_env_steps': 'env_steps', 'num_train_steps': 'train_step'}
+
+
+class Space(NamedTuple):
+    """What a search may choose, and the budget of a run.
+
+    Attributes:
+      path: its file.
+      suggest: chooses.
+      axis: the unit of the budget.
+      budget: infinite if the gin file has no such stop condition.
+    """
+
+    path: pathlib.Path
+    suggest: Suggest
+    axis: comparison.Axis
+    budget: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +205,10 @@ class Tuning:
           ValueError: if a setting is wrong or another one than before, or the first trials, or all,
             failed.
         """
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        path = resolve_space(self.space, self.gin_file)
-        suggest = read_space(path)
-        axis, budget = self._check(path, suggest)
+        space = self.read()
         with runs.Runs(self.root_dir, self.mode, out) as its:
-            study = self._study(its.root, path)
-            search = _Search(self, its, study, suggest, axis, budget)
+            study = self.open_study(its.root, space)
+            search = _Search(self, its, study, space)
             try:
                 search.run()
             finally:
@@ -206,24 +219,30 @@ class Tuning:
                 raise UserValueError(f'got no trial that has a score in {its.root}; need one; see the logs there')
             return study
 
-    def _check(self, path: pathlib.Path, suggest: Suggest) -> tuple[str, float]:
-        """Checks the gin file with one choice of the space; returns the axis of a trial's budget,
-        and the budget.
-        """
+    def read(self) -> Space:
+        """Reads the space, and checks the gin file with one choice of it."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        path = resolve_space(self.space, self.gin_file)
+        suggest = read_space(path)
         sampler = optuna.samplers.RandomSampler(seed=0)
         try:
             bindings = suggest(optuna.create_study(sampler=sampler).ask())
         except (ValueError, TypeError) as error:
             raise UserValueError(f'got {path}, of which Optuna says: {error}; need a space of its kinds') from error
         effective = runs.check(self.gin_file, [*runs.seed_bindings(0), *self.gin_bindings, *bindings])
-        for name, axis in _BUDGETS.items():
+        for name, axis in BUDGETS.items():
             if isinstance(budget := effective.conditions.get(name), int):
-                return axis, budget
-        return 'train_step', np.inf
+                return Space(path, suggest, axis, budget)
+        return Space(path, suggest, 'train_step', np.inf)
 
-    def _study(self, root: pathlib.Path, path: pathlib.Path) -> optuna.Study:
+    def open_study(self, root: pathlib.Path, space: Space, **others: Any) -> optuna.Study:
         """Opens the study in a folder, or begins it.
-        Raises ValueError if it was begun with other settings.
+
+        Args:
+          others: more settings that stay the same.
+
+        Raises:
+          ValueError: if it was begun with other settings.
         """
         file = root / 'study.journal'
         # Its writer was killed.
@@ -241,12 +260,13 @@ class Tuning:
         settings = {
             'gin_file': self.gin_file,
             'gin_bindings': [*self.gin_bindings],
-            'space': path.read_text(encoding='utf-8'),
+            'space': space.path.read_text(encoding='utf-8'),
             'metric': self.metric,
             'lower_is_better': self.lower_is_better,
+            **others,
         }
         before = study.user_attrs.get('settings', settings)
-        if changed := [name for name, value in settings.items() if before.get(name) != value]:
+        if changed := [name for name in {**settings, **before} if before.get(name) != settings.get(name)]:
             raise UserValueError(
                 f'got another {changed[0]} than the search in {root} was begun with; need the same; choose another '
                 '--root_dir'
@@ -268,10 +288,9 @@ class _Unlocked:
 class _Search:
     """The trials that run now."""
 
-    def __init__(self, tuning: Tuning, its: runs.Runs, study: optuna.Study, suggest: Suggest, axis: Any, budget: float):
-        """`axis` is one of `comparison.Axis`; `budget` is in its unit."""
-        self._tuning, self._runs, self._study, self._suggest = tuning, its, study, suggest
-        self._axis, self._mark = axis, budget / MARKS
+    def __init__(self, tuning: Tuning, its: runs.Runs, study: optuna.Study, space: Space):
+        self._tuning, self._runs, self._study, self._suggest = tuning, its, study, space.suggest
+        self._axis, self._mark = space.axis, space.budget / MARKS
         self._trials: dict[str, optuna.Trial] = {}
         self._reported: dict[str, int] = {}
         self._pruned: set[str] = set()
@@ -342,7 +361,7 @@ class _Search:
             reached = comparison.reached_target(run_dir)
             trial.set_user_attr('env_steps', (read_json(run_dir.done, messages.Done) or {}).get('env_steps'))
             trial.set_user_attr('reached_target', reached)
-            ended = self._study.tell(trial, float(curve[-1 if reached else -_LAST :, 1].mean()))
+            ended = self._study.tell(trial, float(curve[-1 if reached else -LAST :, 1].mean()))
             best = trial_report.ranked(self._study)[0]
             text += f'; {trial_report.result(ended)}; the best is trial {best.number}'
             text += f' ({trial_report.result(best)})' if best.number != ended.number else ''
