@@ -345,8 +345,8 @@ def _texts(array: np.ndarray) -> np.ndarray:
 
 
 MAX_ID = 200  # characters of an id
-# Outcomes of a message; a number, of which sums of squares are finite.
-_MOST, _LARGEST = 10_000, 1e100
+# Outcomes of a message; a number, which data sets have as float32.
+_MOST, _LARGEST = 10_000, 3.4e38
 _KEYS = {'event_id', 'reward', 'time', 'outcome_id', 'activated'}
 _FORM = (
     'need {"event_id": "...", "reward": 1.0} or {"event_id": "...", "activated": true} each, and if known "time" '
