@@ -157,6 +157,30 @@ def test_a_signal_leaves_trials_for_the_next_call(tmp_path, start):
     assert [trial.state.name for trial in trials(tmp_path)] == ['RUNNING'] * 2
 
 
+GRID = f'"{RATE}" = [1e-4, 1e-3]\n"dqn.make_agent.target_update_period" = {{low = 1, high = 9, step = 4}}\n'
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_grid_tries_each_combination_once(tmp_path):
+    space = tmp_path / 'grid.toml'
+    space.write_text(GRID)
+    settings = {'space': str(space), 'methods': ('grid', 'none')}
+    with pytest.raises(ValueError, match='got --trials=3 of a grid of 6; need --trials=6'):
+        tuning(tmp_path, **settings).run(sys.stdout)
+    assert not (tmp_path / 'search').exists()
+    assert tuning(tmp_path, num_trials=6, parallel=3, **settings).run(sys.stdout)
+    found = [tuple(trial.params.values()) for trial in trials(tmp_path)]
+    assert sorted(found) == [(rate, period) for rate in ('0.0001', '0.001') for period in (1, 5, 9)]
+    with pytest.raises(ValueError, match='got another sampler than the search in .* was begun with'):
+        tuning(tmp_path, **{**settings, 'methods': ('tpe', 'none')}).run(sys.stdout)
+
+
+def test_a_range_without_steps_is_no_grid(tmp_path):
+    with pytest.raises(ValueError, match='learning_rate in .*space.toml for --sampler=grid; need TOML with lists'):
+        tuning(tmp_path, methods=('grid', 'none')).run(sys.stdout)
+    assert not (tmp_path / 'search').exists()
+
+
 @pytest.mark.usefixtures('quick_runs')
 def test_other_settings_are_refused(tmp_path):
     assert tuning(tmp_path, num_trials=1).run(sys.stdout)

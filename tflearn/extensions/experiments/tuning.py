@@ -123,15 +123,16 @@ with extras.needed_by('tflearn tune'):
     from optuna.storages import JournalStorage, journal
     from optuna.trial import TrialState
 
-Sampler = Literal['tpe', 'random']
+Sampler = Literal['tpe', 'random', 'grid']
 Pruner = Literal['median', 'hyperband', 'none']
 
 MARKS = 20  # equal parts of a trial's budget, at whose ends trials are compared
 LAST = 3  # evaluations whose mean is the score
 _MOST_FAILURES = 3  # at the beginning, without a trial that has a score
-_SAMPLERS: Mapping[Sampler, Callable[[], Any]] = {
-    'tpe': lambda: optuna.samplers.TPESampler(constant_liar=True),
-    'random': optuna.samplers.RandomSampler,
+_SAMPLERS: Mapping[Sampler, Callable[['Space'], Any]] = {
+    'tpe': lambda _: optuna.samplers.TPESampler(constant_liar=True),
+    'random': lambda _: optuna.samplers.RandomSampler(),
+    'grid': lambda space: _Grid(space.grid(), seed=0),  # of one order, also after a kill
 }
 # Not before a quarter of the budget.
 _PRUNERS: Mapping[Pruner, Callable[[], Any]] = {
@@ -153,12 +154,34 @@ class Space(NamedTuple):
       suggest: chooses.
       axis: the unit of the budget.
       budget: infinite if the gin file has no such stop condition.
+      distributions: Optuna's, of each name that one choice had.
     """
 
     path: pathlib.Path
     suggest: Suggest
     axis: comparison.Axis
     budget: float
+    distributions: Mapping[str, Any]
+
+    def grid(self) -> dict[str, list[Any]]:
+        """Returns all values of each setting.
+
+        Raises:
+          ValueError: if a range has no end of them, or a Python file may suggest others.
+        """
+        found: dict[str, list[Any]] = {}
+        for name, each in self.distributions.items():
+            if self.path.suffix == '.toml' and isinstance(each, optuna.distributions.CategoricalDistribution):
+                found[name] = [*each.choices]
+            elif self.path.suffix == '.toml' and each.step and not each.log:
+                count = math.floor((each.high - each.low) / each.step + 1e-9) + 1
+                found[name] = [each.low + i * each.step for i in range(count)]
+            else:
+                raise UserValueError(
+                    f'got {name} in {self.path} for --sampler=grid; need TOML with lists, and ranges that are of '
+                    'integers or have a step, and are not logarithmic'
+                )
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,8 +229,14 @@ class Tuning:
             failed.
         """
         space = self.read()
+        others: dict[str, Any] = {}
+        if self.methods[0] == 'grid':
+            size = math.prod(map(len, space.grid().values()))
+            if self.num_trials != size:
+                raise UserValueError(f'got --trials={self.num_trials} of a grid of {size}; need --trials={size}')
+            others['sampler'] = 'grid'  # trials of another one have settings that the grid lacks
         with runs.Runs(self.root_dir, self.mode, out) as its:
-            study = self.open_study(its.root, space)
+            study = self.open_study(its.root, space, **others)
             search = _Search(self, its, study, space)
             try:
                 search.run()
@@ -224,16 +253,16 @@ class Tuning:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = resolve_space(self.space, self.gin_file)
         suggest = read_space(path)
-        sampler = optuna.samplers.RandomSampler(seed=0)
+        trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
         try:
-            bindings = suggest(optuna.create_study(sampler=sampler).ask())
+            bindings = suggest(trial)
         except (ValueError, TypeError) as error:
             raise UserValueError(f'got {path}, of which Optuna says: {error}; need a space of its kinds') from error
         effective = runs.check(self.gin_file, [*runs.seed_bindings(0), *self.gin_bindings, *bindings])
         for name, axis in BUDGETS.items():
             if isinstance(budget := effective.conditions.get(name), int):
-                return Space(path, suggest, axis, budget)
-        return Space(path, suggest, 'train_step', np.inf)
+                return Space(path, suggest, axis, budget, trial.distributions)
+        return Space(path, suggest, 'train_step', np.inf, trial.distributions)
 
     def open_study(self, root: pathlib.Path, space: Space, **others: Any) -> optuna.Study:
         """Opens the study in a folder, or begins it.
@@ -251,7 +280,7 @@ class Tuning:
         lock: Any = _Unlocked()  # its base class has no public name
         study = optuna.create_study(
             storage=JournalStorage(journal.JournalFileBackend(str(file), lock)),
-            sampler=_SAMPLERS[self.methods[0]](),
+            sampler=_SAMPLERS[self.methods[0]](space),
             pruner=_PRUNERS[self.methods[1]](),
             study_name='study',
             direction='minimize' if self.lower_is_better else 'maximize',
@@ -273,6 +302,11 @@ class Tuning:
             )
         study.set_user_attr('settings', settings)
         return study
+
+
+class _Grid(optuna.samplers.GridSampler):
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+        """Does not stop Optuna's own loop, which is not used, at the grid's end."""
 
 
 class _Unlocked:
