@@ -49,12 +49,27 @@ def test_a_multiplier_follows_how_far_the_mean_cost_is_from_its_limit():
 
 
 def test_steps_of_old_weights_do_not_count():
-    limited = costs.Limited((None, 0.5, None), gain=2.0, rate=1e-6, window_steps=1e9, recent_versions=10.0)
+    limited = costs.Limited((None, 0.5, None), gain=2.0, rate=1e-6, window_steps=10.0)
+    limited.draws_per_step = 2.0  # so each batch of two stands for a new step
     limited.transform_specs(_specs(3))
-    _update(limited, [[50.0], [0.6]], [[1], [1000]])
-    np.testing.assert_allclose(limited.multipliers[1], np.exp(2.0 * 0.2), rtol=1e-4)
-    _update(limited, [[50.0], [0.5]], [[2], [900]])  # of a batch without newer ones
-    np.testing.assert_allclose(limited.multipliers[1], np.exp(2.0 * 0.2), rtol=1e-3)
+    for version in range(1, 201):
+        _update(limited, [[50.0], [0.6]], [[0], [version]])
+    np.testing.assert_allclose(limited.multipliers[1], np.exp(2.0 * 0.2), rtol=0.02)
+    _update(limited, [[50.0], [0.6]], [[1], [100]])  # a batch without newer ones
+    np.testing.assert_allclose(limited.multipliers[1], np.exp(2.0 * 0.2), rtol=0.02)
+
+
+def test_a_multiplier_moves_with_environment_steps_however_often_they_are_drawn():
+    moved = []
+    for draws in (1, 50):
+        limited = costs.Limited((None, 0.5, None), rate=0.25, gain=0.0, window_steps=100.0)
+        limited.draws_per_step = draws
+        limited.transform_specs(_specs(3))
+        for _ in range(draws):
+            _update(limited, np.full((10, 10), 50.0))
+        moved.append(np.log(limited.multipliers[1]))
+    np.testing.assert_allclose(moved[0], 0.25 * (1 - np.exp(-1.0)), rtol=1e-3)
+    np.testing.assert_allclose(moved[1], 0.25, rtol=0.02)
 
 
 @pytest.mark.parametrize('limits', [(None, 0.5), (None, None, None), (1.0, 0.5, 0.1), (None, 0.5, 0.0), ()])
@@ -80,7 +95,7 @@ def test_a_run_finds_the_policy_whose_cost_is_within_the_limit(tmp_path):
         make_agent=functools.partial(
             transformed.make_agent, make_agent=make_agent, transforms=[costs.Limited((None, 0.01))]
         ),
-        experience=Experience(replay=Uniform(max_size=500, min_size=20, samples_per_insert=8.0), batch=BatchItems(8)),
+        experience=Experience(replay=Uniform(max_size=500, min_size=20, samples_per_insert=32.0), batch=BatchItems(8)),
         num_train_steps=300,
         export_interval_steps=300,
         learner_options=tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(100)),
@@ -91,7 +106,8 @@ def test_a_run_finds_the_policy_whose_cost_is_within_the_limit(tmp_path):
     np.testing.assert_array_equal(run.policy(np.float32([[0.0], [1.0], [2.0], [3.0]])), 0)
     assert run.evaluations[-1]['metrics']['return_1'] == 0.0
     scalars = written_summaries.scalars(run.run_dir.summaries('train'))
-    assert min(scalars['costs/1/multiplier'].values()) > 10
+    # The integral term has moved for about 75 environment steps, however often these were drawn.
+    assert np.exp(1.0) < scalars['costs/1/multiplier'][300] < np.exp(1.0 + 0.5 * 90 / 5000)
     assert 0.2 < scalars['costs/1/mean'][300] < 1.5  # of the policy that explores
 
 

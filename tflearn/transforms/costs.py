@@ -25,7 +25,7 @@ class Limited(RewardTransform):
 
     The agent's reward is (r - sum_i m_i c_i) / (1 + sum_i m_i), with r the sum of the rewards that
     are no costs, c_i the costs, and m_i multipliers, which the learner finds. With each train step
-    (of PPO: each iteration) on n steps of recent policies
+    (of PPO: each iteration), for which collectors take n environment steps,
 
         e_i = clip(mean c_i / limit_i - 1, -1, 1)
         u_i <- u_i + rate (1 - exp(-n / window_steps)) e_i
@@ -39,8 +39,9 @@ class Limited(RewardTransform):
     alone.
 
     The mean is of the policy that collects, which explores, and of steps alike, whatever the
-    discount: a limit of an episode's sum is limit * (steps of an episode). Steps in a replay count
-    by how new the weights are that took them.
+    discount: a limit of an episode's sum is limit * (steps of an episode). A step weighs
+    exp(-age / window_steps); the age of the weights that took it is known of steps in a replay too,
+    so neither its size nor how often a step is drawn changes how fast multipliers move.
 
     Attributes:
       multipliers: float32 variable [n], 0 for what is no cost; in checkpoints.
@@ -52,10 +53,9 @@ class Limited(RewardTransform):
     def __init__(
         self,
         limits: Sequence[float | None],
-        rate: Annotated[float, Range(above=0, most=1)] = 0.1,
-        gain: Annotated[float, Range(least=0)] = 3.0,
-        window_steps: PositiveFloat = 1000.0,
-        recent_versions: PositiveFloat = 100.0,
+        rate: Annotated[float, Range(above=0, most=1)] = 0.5,
+        gain: Annotated[float, Range(least=0)] = 1.0,
+        window_steps: PositiveFloat = 5000.0,
     ):
         """
         Args:
@@ -63,13 +63,10 @@ class Limited(RewardTransform):
             may be, above 0.
           rate: how far the logarithm of a multiplier moves in a window, at most.
           gain: how far it is moved at once by a cost of twice its limit; damps oscillations.
-          window_steps: environment steps in the mean, with weights that decay exponentially.
-          recent_versions: how many versions of the weights older than the newest ones steps of a
-            replay are when they count 1/e. In one process each train step makes a version, with
-            several processes `publish_interval_steps` do.
+          window_steps: environment steps of all collectors after which a step counts 1/e.
         """
         self._limits, self._rate, self._gain = tuple(limits), rate, gain
-        self._window, self._recent = window_steps, recent_versions
+        self._window = window_steps
 
     def transform_specs(self, specs: EnvironmentSpecs) -> EnvironmentSpecs:
         """See `Transform`.
@@ -91,8 +88,11 @@ class Limited(RewardTransform):
         self.multipliers = moments.variable(tf.cast(self._is_cost, tf.float32), 'multipliers')
         self._logarithms, self._sums = moments.variable(zeros, 'logarithms'), moments.variable(zeros, 'sums')
         self._number, self._newest = moments.variable(0.0, 'number'), moments.variable(0.0, 'newest_version')
+        # In the window: environment steps, and versions of the weights.
+        self._steps, self._versions = moments.variable(0.0, 'steps'), moments.variable(0.0, 'versions')
         self.statistics = tf.Module('limits')
-        self.statistics.state = [self.multipliers, self._logarithms, self._sums, self._number, self._newest]
+        self.statistics.state = [self.multipliers, self._logarithms, self._sums, self._number]
+        self.statistics.ages = [self._newest, self._steps, self._versions]
         self.policy_variables = [self.multipliers]
         return EnvironmentSpecs(specs.observation, specs.action)
 
@@ -103,19 +103,14 @@ class Limited(RewardTransform):
 
     def update(self, experience: Any, counts: tf.Tensor) -> None:
         """See `Transform`."""
-        versions = agent_data.policy_versions()
-        if versions is not None:
-            # Of each item: transforms before this one may have removed rows.
-            versions = tf.cast(tf.reduce_max(versions, axis=1, keepdims=True), tf.float32)
-            newest = tf.maximum(self._newest, tf.reduce_max(versions))
-            counts *= tf.exp((versions - newest) / self._recent)
-            self._newest.assign(newest)
+        context = tf.distribute.get_replica_context()
+        steps = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts)) / self.draws_per_step
+        kept = tf.exp(-steps / self._window)
+        counts *= self._weights(steps, kept)
         is_finite = tf.math.is_finite(experience.reward)
         counts = tf.where(tf.reduce_all(is_finite, axis=-1), counts, 0.0)
         sums = tf.einsum('bt,bti->i', counts, tf.where(is_finite, experience.reward, 0.0))
-        context = tf.distribute.get_replica_context()
         number, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(counts), sums])
-        kept = tf.exp(-number / self._window)
         mean = tf.math.divide_no_nan(
             self._sums.assign(kept * self._sums + sums), self._number.assign(kept * self._number + number)
         )
@@ -127,3 +122,16 @@ class Limited(RewardTransform):
             if limit is not None:
                 summary_tensors.scalar(f'costs/{i}/mean', mean[i])
                 summary_tensors.scalar(f'costs/{i}/multiplier', self.multipliers[i])
+
+    def _weights(self, steps: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        """Returns the weights of a batch's items [B, 1], by the ages of their policies."""
+        versions = agent_data.policy_versions()
+        if versions is None:
+            return tf.ones((1, 1))
+        # Of each item: transforms before this one may have removed rows.
+        versions = tf.cast(tf.reduce_max(versions, axis=1, keepdims=True), tf.float32)
+        newest = tf.maximum(self._newest, tf.reduce_max(versions))
+        number = self._versions.assign(kept * self._versions + newest - self._newest)
+        self._newest.assign(newest)
+        steps_per_version = tf.math.divide_no_nan(self._steps.assign(kept * self._steps + steps), number)
+        return tf.exp((versions - newest) * steps_per_version / self._window)

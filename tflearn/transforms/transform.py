@@ -39,6 +39,7 @@ class Transform:
       future_steps: the rows after a sequence that it needs in training, and removes.
       state_spec: nest of specs of what it keeps between two steps of an episode while a policy
         acts; () is nothing.
+      draws_per_step: how often the agent trains on an environment step, on average, as far as known.
       statistics: the module with the variables that it updates; None has none.
       policy_variables: those of its variables that a policy uses.
     """
@@ -47,6 +48,7 @@ class Transform:
     history_steps = 0
     future_steps = 0
     state_spec: types.NestedTensorSpec = ()
+    draws_per_step = 1.0
     statistics: tf.Module | None = None
     policy_variables: Sequence[tf.Variable] = ()
 

@@ -55,7 +55,7 @@ def make_agent(
             f'got Hindsight with Experience.replay={experience.replay!r}; need Uniform or Prioritized, and an agent '
             'such as DQN or SAC: actions were not taken for the new goals'
         )
-    pipeline = Pipeline(transforms, specs, experience.slicing)
+    pipeline = Pipeline(transforms, specs, experience.slicing, experience.replay.samples_per_insert or 1.0)
     if pipeline.specs.reward.shape.rank:
         raise UserValueError(
             f'got the reward {pipeline.specs.reward} after all transforms; need one number; add rewards.Weighted'
@@ -200,13 +200,20 @@ class Pipeline:
         remove.
     """
 
-    def __init__(self, transforms: Sequence[Transform], specs: EnvironmentSpecs, slicing: Slicing):
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        specs: EnvironmentSpecs,
+        slicing: Slicing,
+        samples_per_insert: float = 1.0,
+    ):
         """Prepares copies of the transforms, in the strategy's scope.
 
         Args:
           transforms: the transforms.
           specs: the environment's specs.
           slicing: how steps become items.
+          samples_per_insert: how often the agent trains on an item, on average.
 
         Raises:
           ValueError: if a transform does not fit what the one before it returns, or stands behind
@@ -218,6 +225,7 @@ class Pipeline:
         self.extra_steps = (slicing.history_steps, slicing.future_steps)
         self._transforms = [copy.copy(transform) for transform in transforms]
         for transform in self._transforms:
+            transform.draws_per_step = samples_per_insert * (slicing.sequence_length - 1) / slicing.stride
             specs = transform.transform_specs(specs)
         self.specs = specs
         states = tuple(transform.state_spec for transform in self._transforms)
