@@ -9,9 +9,9 @@ from tflearn.extensions.experiments.tuning import Tuning
 RATE = 'optimizers.OptimizerOptions.learning_rate'
 SPACE = f'"{RATE}" = {{low = 1e-5, high = 0.1, log = true}}\n"dqn.make_agent.gamma" = [0.9, 0.99]\n'
 BUDGET = 'train.StopConditions.max_env_steps = 1000'
-# A run whose return rises faster, the nearer its learning rate is to 0.001; it goes on where it was stopped. A rate
-# above 0.1 fails. It ends at a return of 99. A trial goes on when the search has seen its last evaluation, and after
-# two of them only without the file `hold` beside the search.
+# A run whose return rises faster, the nearer its learning rate is to 0.001, where its cost is 1; it continues where it
+# was stopped. A rate above 0.1 fails. It ends at a return of 99. A trial goes on when the search has seen its last
+# evaluation, and after two of them only without the file `hold` beside the search.
 RUN = '''
 import json, math, pathlib, signal, sys
 from tflearn.actors.evaluation_record import EvaluationRecord
@@ -46,7 +46,10 @@ def may_evaluate(steps):
 for steps in range(100 * (1 + len(record.evaluations)), 1001, 100):
     wait_until(lambda: may_evaluate(steps), 'the search', 120, poll_secs=0.01)
     mean = steps / 10 - 30 * abs(math.log10(rate) + 3)
-    record.append({'train_step': steps, 'env_steps': steps, 'mean_return': mean, 'returns': [mean]})
+    metrics = {'return_1': 1000 * rate}
+    record.append(
+        {'train_step': steps, 'env_steps': steps, 'mean_return': mean, 'returns': [mean], 'metrics': metrics}
+    )
     if mean >= 99:
         break
 reason = 'target_return 99' if mean >= 99 else 'max_env_steps 1000'

@@ -9,7 +9,7 @@ import optuna
 import pytest
 from matplotlib import image
 
-from tests.extensions.experiments.quick_search import RATE, RUN, SPACE, tuning
+from tests.extensions.experiments.quick_search import BUDGET, RATE, RUN, SPACE, tuning
 from tests.testing import forks, warm_parents
 from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.config import files, job_config
@@ -117,6 +117,42 @@ def test_of_the_finalists_the_best_with_fresh_seeds_is_chosen(tmp_path, capsys):
     assert lucky == 0 and 'seed 100001: done' in out and '| trial_1 | 2 | ' in out
     assert f'{RATE} = 0.001' in (tmp_path / 'search' / 'best.gin').read_text()
     assert (tmp_path / 'search' / 'finalists' / 'comparison.png').exists()
+
+
+LIMITED = [
+    BUDGET,
+    'from tflearn.jobs import evaluate',
+    'from tflearn.jobs import evaluate_settings',
+    'evaluate.evaluate.options = @evaluate_settings.EvaluateOptions()',
+    "evaluate_settings.EvaluateOptions.limits = {'return_1': 0.5}",
+]
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_trial_above_a_limit_of_its_evaluations_is_no_candidate(tmp_path, capsys):
+    space = tmp_path / 'space.py'
+    space.write_text(f"suggest = lambda trial: ['{RATE} = ' + str([9e-4, 2e-4, 4e-4, 8e-4][trial.number])]")
+    search = tuning(tmp_path, space=str(space), num_trials=4, gin_bindings=LIMITED)
+    study = search.run(sys.stdout)
+    out = capsys.readouterr().out
+    assert re.search(r'trial 0: done: [^;]*; return_1 0.9\d* is above 0.5\n', out), 'nothing is the best one yet'
+    assert re.search(r'trial 3: done: [^;]*; return_1 0.8\d* is above 0.5; the best is trial 2 ', out)
+    rows = [row.split(' | ')[:2] for row in (tmp_path / 'search' / 'tuning.md').read_text().splitlines()]
+    assert rows[2:6] == [['| 2', 'complete'], ['| 1', 'complete'], ['| 0', 'above a limit'], ['| 3', 'above a limit']]
+    assert f'{RATE} = 0.0004' in (tmp_path / 'search' / 'best.gin').read_text()
+    (tmp_path / 'search' / 'trial_1').rename(tmp_path / 'search' / 'other')
+    (tmp_path / 'search' / 'trial_3').rename(tmp_path / 'search' / 'trial_1')  # as if it had been lucky
+    run_finals(search, study, 2, 2, sys.stdout)
+    assert f'{RATE} = 0.0004' in (tmp_path / 'search' / 'best.gin').read_text(), 'of fresh seeds too'
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_search_whose_trials_are_all_above_a_limit_has_no_best_one(tmp_path):
+    space = tmp_path / 'space.py'
+    space.write_text(f"suggest = lambda trial: ['{RATE} = 0.001']")
+    with pytest.raises(ValueError, match="got no trial that has a score within the limits {'return_1': 0.5} in"):
+        tuning(tmp_path, space=str(space), num_trials=1, gin_bindings=LIMITED).run(sys.stdout)
+    assert not (tmp_path / 'search' / 'best.gin').exists()
 
 
 def test_a_killed_search_goes_on(tmp_path, start):

@@ -85,6 +85,7 @@ def _table(study: 'optuna.Study', metric: str) -> str:
         score = f'{_score(trial):.4g}' if trial.values else ''
         steps = trial.user_attrs.get('env_steps') or ''
         state = 'failed' if 'failed' in trial.user_attrs else trial.state.name.lower()
+        state = 'above a limit' if any(excess > 0 for excess in trial.constraints.values()) else state
         lines.append(f'| {trial.number} | {state} | {score} | {steps} | {" | ".join(texts)} |')
     return '\n'.join([*lines, '', '![trials and importances](tuning.png)', ''])
 

@@ -10,6 +10,7 @@ integers if its ends are, and a list has the values themselves. Or it is a Pytho
 `suggest(trial)`, which asks Optuna's trial and returns gin statements.
 """
 
+import ast
 import dataclasses
 import math
 import pathlib
@@ -154,6 +155,7 @@ class Space(NamedTuple):
       suggest: chooses.
       axis: the unit of the budget.
       budget: infinite if the gin file has no such stop condition.
+      limits: those of the evaluations, by metric.
       distributions: Optuna's, of each name that one choice had.
     """
 
@@ -161,6 +163,7 @@ class Space(NamedTuple):
     suggest: Suggest
     axis: comparison.Axis
     budget: float
+    limits: dict[str, float]
     distributions: Mapping[str, Any]
 
     def grid(self) -> dict[str, list[Any]]:
@@ -237,6 +240,7 @@ class Tuning:
             others['sampler'] = 'grid'  # trials of another one have settings that the grid lacks
         with runs.Runs(self.root_dir, self.mode, out) as its:
             study = self.open_study(its.root, space, **others)
+            study.set_user_attr('limits', space.limits)
             search = _Search(self, its, study, space)
             try:
                 search.run()
@@ -245,7 +249,10 @@ class Tuning:
             if search.left or study.get_trials(states=[TrialState.RUNNING]):
                 return None
             if not trial_report.ranked(study):
-                raise UserValueError(f'got no trial that has a score in {its.root}; need one; see the logs there')
+                within = f' within the limits {space.limits}' if space.limits else ''
+                raise UserValueError(
+                    f'got no trial that has a score{within} in {its.root}; need one; see the logs there'
+                )
             return study
 
     def read(self) -> Space:
@@ -259,10 +266,12 @@ class Tuning:
         except (ValueError, TypeError) as error:
             raise UserValueError(f'got {path}, of which Optuna says: {error}; need a space of its kinds') from error
         effective = runs.check(self.gin_file, [*runs.seed_bindings(0), *self.gin_bindings, *bindings])
+        bound = (value for name, value in effective.values.items() if name.endswith('EvaluateOptions.limits'))
+        limits = ast.literal_eval(next(bound, '{}'))
         for name, axis in BUDGETS.items():
             if isinstance(budget := effective.conditions.get(name), int):
-                return Space(path, suggest, axis, budget, trial.distributions)
-        return Space(path, suggest, 'train_step', np.inf, trial.distributions)
+                return Space(path, suggest, axis, budget, limits, trial.distributions)
+        return Space(path, suggest, 'train_step', np.inf, limits, trial.distributions)
 
     def open_study(self, root: pathlib.Path, space: Space, **others: Any) -> optuna.Study:
         """Opens the study in a folder, or begins it.
@@ -390,15 +399,23 @@ class _Search:
             self._runs.say(name, text)
             return
         self._report(name, ended=True)
-        curve = comparison.curve(run_dir, self._axis, self._tuning.metric)
-        if code == 0 and len(curve):
-            reached = comparison.reached_target(run_dir)
+        score = self._score(run_dir, self._tuning.metric)
+        if code == 0 and score is not None:
             trial.set_user_attr('env_steps', (read_json(run_dir.done, messages.Done) or {}).get('env_steps'))
-            trial.set_user_attr('reached_target', reached)
-            ended = self._study.tell(trial, float(curve[-1 if reached else -LAST :, 1].mean()))
-            best = trial_report.ranked(self._study)[0]
-            text += f'; {trial_report.result(ended)}; the best is trial {best.number}'
-            text += f' ({trial_report.result(best)})' if best.number != ended.number else ''
+            trial.set_user_attr('reached_target', comparison.reached_target(run_dir))
+            above = []
+            for metric, most in self._study.user_attrs['limits'].items():
+                cost = self._score(run_dir, metric)
+                cost = np.inf if cost is None else cost  # no episode has this number
+                trial.set_constraint(metric, cost - most)
+                above += [f'{metric} {cost:.4g} is above {most:g}'] if cost > most else []
+            # The pruner compares others with complete trials, the report ranks them: only those within limits.
+            state = TrialState.PRUNED if above else TrialState.COMPLETE
+            ended = self._study.tell(trial, None if above else score, state)
+            text += ''.join(f'; {each}' for each in above) or f'; {trial_report.result(ended)}'
+            for best in trial_report.ranked(self._study)[:1]:
+                text += f'; the best is trial {best.number}'
+                text += f' ({trial_report.result(best)})' if best.number != ended.number else ''
         else:
             trial.set_user_attr('failed', text)
             self._study.tell(
@@ -411,6 +428,11 @@ class _Search:
             raise UserValueError(
                 f'got only trials that failed, {name} like this: {text}; need a gin file and a space that run'
             )
+
+    def _score(self, run_dir: RunDir, metric: str) -> float | None:
+        last = 1 if comparison.reached_target(run_dir) else LAST
+        values = comparison.curve(run_dir, self._axis, metric)[-last:, 1]
+        return float(values.mean()) if len(values) else None
 
     def _run_dir(self, name: str) -> RunDir:
         return RunDir(self._runs.root / name)
@@ -439,7 +461,15 @@ def run_finals(
         found = _compared(tuning, folders, root / 'finalists')
         print(f'\nfinalists: {found}\n', file=out, flush=True)
         sign = -1 if tuning.lower_is_better else 1
-        keys = [(sign * np.median(each.scores), sign * np.median(each.areas)) for each in found.groups]
+        costs = [
+            [max(np.median(each.scores) - most, 0.0) for each in comparison.compare(*folders, metric=metric).groups]
+            for metric, most in study.user_attrs['limits'].items()
+        ]
+        above = np.sum(costs, axis=0) if costs else np.zeros(len(folders))
+        keys = [
+            (-least, sign * np.median(each.scores), sign * np.median(each.areas))
+            for least, each in zip(above, found.groups, strict=True)
+        ]
         trial_report.write_gin_file(study, finalists[keys.index(max(keys))], root, root / 'best.gin', tuning.metric)
     else:
         print(f'\nfinalists: trial {finalists[0].number} alone; no fresh seeds choose', file=out, flush=True)
