@@ -6,7 +6,7 @@ with one drawn from [1e-6, 1e-2]. The fixed side trains the same four rates with
 tflearn population, the fixed one with one generation. A side's result is the score of its best run: the mean of the
 last three evaluations, of 20 episodes each; and the mean of all four.
 
-.venv/bin/python -m benchmarks.population [--root_dir=runs/population] [--seeds=5] [--json=FILE]
+.venv/bin/python -m benchmarks.population [--root_dir=runs/population_benchmark] [--seeds=5] [--json=FILE]
 
 It goes on where it was stopped or killed, and runs one process at a time.
 """
@@ -68,7 +68,7 @@ def table(found: dict[str, list[list[float]]]) -> str:
 
 def main() -> None:
     parser = command_line.parser(__doc__)
-    parser.add_argument('--root_dir', type=pathlib.Path, default='runs/population')
+    parser.add_argument('--root_dir', type=pathlib.Path, default='runs/population_benchmark')
     parser.add_argument('--seeds', type=int, default=5)
     given = parser.parse_args()
     found: dict[str, list[list[float]]] = {side: [] for side in SIDES}
