@@ -41,7 +41,6 @@ _MIXED = ('random', 'medium', 'expert')
 _CHEETAH = ("gymnasium_env.make.name='HalfCheetah-v5'", 'train.StopConditions.num_train_steps=100_000')
 _REACHER = ("gymnasium_env.make.name='Reacher-v5'",)
 _TD3_RATES = ('optimizers.OptimizerOptions.learning_rate=3e-4',)
-_CONSERVATIVE = ('dqn.make_agent.conservative_weight=1.0', 'dqn.make_agent.reward_scale=1.0')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Task:
 TASKS = {
     'cartpole': Task(
         ('dqn_cartpole', 'train.Intervals.export_interval_steps=250'),
-        {'BC': ('bc_cartpole',), 'CQL': ('dqn_cartpole', *_CONSERVATIVE), 'IQL': ('iql_cartpole',)},
+        {'BC': ('bc_cartpole',), 'CQL': ('discrete_cql_cartpole',), 'IQL': ('iql_cartpole',)},
         episodes=300,
     ),
     'pendulum': Task(

@@ -78,17 +78,18 @@ def test_simulators_in_other_processes_train_a_run_to_its_target(tmp_path):
 
 @pytest.mark.slow
 def test_conservative_values_learn_from_files(tmp_path):
-    def run(job, *flags):
-        with Program(job, *flags, '--gin_file=dqn_cartpole', folder=tmp_path) as program:
+    def run(job, *flags, name='discrete_cql_cartpole'):
+        with Program(job, *flags, f'--gin_file={name}', folder=tmp_path) as program:
             assert program.end() == 0, program.output
 
-    run('launch', '--root_dir=run')
-    run('data', 'record', '--root_dir=run', '--output=data', '--episodes=300', '--epsilon=0.3')
+    run('launch', '--root_dir=run', name='dqn_cartpole')
+    recorded = ('--root_dir=run', '--output=data', '--episodes=300', '--epsilon=0.3')
+    run('data', 'record', *recorded, name='dqn_cartpole')
     returns = {}
     for weight in (0.0, 1.0):
         root = f'--root_dir=weight_{weight}'
-        bindings = (f'dqn.make_agent.conservative_weight={weight}', 'dqn.make_agent.reward_scale=1.0')
-        run('train_offline', root, '--data=data', *(f'--gin_bindings={binding}' for binding in bindings))
+        binding = f'--gin_bindings=dqn.make_agent.conservative_weight={weight}'
+        run('train_offline', root, '--data=data', binding)
         run('evaluate', root)
         returns[weight] = read_json(RunDir(tmp_path / f'weight_{weight}').done)['evaluation']['mean_return']
     assert returns[1.0] > 2 * returns[0.0]

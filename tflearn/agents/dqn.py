@@ -43,6 +43,7 @@ EXAMPLE = Example(
     variants={
         'qr_dqn': {'settings': {'distribution': distributional.Quantiles(5)}},
         'c51': {'settings': {'distribution': distributional.Categorical(11)}},
+        'discrete_cql': {'settings': {'conservative_weight': 1.0}},
         'rainbow': {
             'settings': {
                 'dueling': True,
