@@ -48,6 +48,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         'optimizer': OptimizerOptions({'critic': _RATE.learning_rate, 'actor': _SLOW.learning_rate}),
         'loss': td3.TD3Loss(behavior_cloning_alpha=1000.0),
     },
+    'rebrac': {
+        'network': NetworkOptions((16,), (16, 16, 16), activation='tanh'),
+        'optimizer': OptimizerOptions({'critic': _RATE.learning_rate, 'actor': _SLOW.learning_rate}),
+        'loss': td3.TD3Loss(behavior_cloning_alpha=1000.0, target_cloning_beta=0.001),
+    },
     'ppo': _FREE,
     'a2c': _FREE,
     'v_mpo': _FREE,
@@ -57,7 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     'awac': {'loss': awac.AWACLoss(temperature=0.01)},
 }
 # Those that learn from actions of another policy; the others act themselves.
-RECORDED, EXPERT = ('cql', 'td3_bc', 'iql', 'awac'), ('bc',)
+RECORDED, EXPERT = ('cql', 'td3_bc', 'rebrac', 'iql', 'awac'), ('bc',)
 AGENTS = {name: each for name, each in ALGORITHMS.items() if 'continuous' in each.example.actions}
 
 

@@ -84,6 +84,7 @@ TASKS = {
             'IQL': ('iql_pendulum',),
             'CQL': ('cql_pendulum',),
             'TD3+BC': ('td3_bc_pendulum',),
+            'ReBRAC': ('rebrac_pendulum',),
             'AWAC': ('awac_pendulum',),
         },
         episodes=300,

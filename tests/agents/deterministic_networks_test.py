@@ -5,6 +5,7 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tflearn.agents import td3
 from tflearn.core.types import EnvironmentSpecs, zeros
+from tflearn.networks.critics import CriticOptions
 from tflearn.networks.networks import DeterministicActor, NetworkOptions
 
 ACTION = {
@@ -33,7 +34,7 @@ def test_actions_are_within_their_bounds_and_start_in_the_middle():
 
 
 def test_no_two_networks_share_weights():
-    made, target_actor = td3.make_networks(SPECS, NetworkOptions((8,), (9,)), num_critics=2)
+    made, target_actor = td3.make_networks(SPECS, NetworkOptions((8,), (9,)), CriticOptions(2))
     networks = made.actor, made.critics, target_actor, made.targets
     variables = [variable.ref() for network in networks for variable in network.variables]
     assert len(set(variables)) == len(variables) == 2 * (6 + 4)

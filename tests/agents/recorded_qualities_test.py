@@ -10,6 +10,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tests.testing.algorithms import ALGORITHMS
+from tflearn.agents.td3 import TD3Loss
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
 from tflearn.optimization.optimizers import OptimizerOptions
@@ -24,6 +25,7 @@ ACTIONS = {
 SHARE_OF_RANDOM = {'random': 1.0, 'medium': 0.6, 'expert': 0.0}
 SETTINGS = {
     'discrete_cql': {'conservative_weight': 0.1, 'target_update_period': 20},
+    'rebrac': {'loss': TD3Loss(behavior_cloning_alpha=1.0, target_cloning_beta=0.1), 'target_update_tau': 0.05},
     'bc': {'normalize_observations': False},
 }
 
@@ -96,7 +98,9 @@ def _learned(name, kind, quality):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'kind'), [('discrete_cql', 'discrete')])
+@pytest.mark.parametrize(
+    ('name', 'kind'), [('discrete_cql', 'discrete'), ('rebrac', 'continuous')]
+)
 def test_more_is_learned_from_poor_data_than_cloning_has_of_them(name, kind):
     recorded = {quality: _episodes(kind, quality)[2].sum(axis=1).mean() for quality in SHARE_OF_RANDOM}
     found = {quality: _learned(name, kind, quality) for quality in SHARE_OF_RANDOM}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
@@ -44,19 +45,18 @@ def _spread(agent):
             variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
 
 
-@pytest.mark.parametrize('alpha', [None, 2.5])
+@pytest.mark.parametrize(('alpha', 'beta'), [(None, 0.0), (2.5, 0.0), (2.5, 0.8)])
 @pytest.mark.parametrize('length', [2, 4])
-def test_losses_are_the_papers(alpha, length):
-    agent = _agent(
-        loss=td3.TD3Loss(behavior_cloning_alpha=alpha, gamma=0.9, reward_scale=3.0, target_policy_noise=0.4),
-        length=length,
-    )
+def test_losses_are_the_papers(alpha, beta, length):
+    more = {'behavior_cloning_alpha': alpha, 'target_cloning_beta': beta}
+    loss = td3.TD3Loss(gamma=0.9, reward_scale=3.0, target_policy_noise=0.4, **more)
+    agent = _agent(loss=loss, length=length)
     _spread(agent)
-    data = example_data.sequences(agent, 16, length)
+    data = _cut_off(example_data.sequences(agent, 16, length), 5)
     noise = np.random.default_rng(5).normal(size=(16, 2))
     agent._noise = lambda actions: tf.constant(noise, tf.float32)
     weights = tf.linspace(0.5, 1.5, 16)
-    losses = oracle.Losses(gamma=0.9, reward_scale=3.0, sigma=0.4, clip=0.5, alpha=alpha)
+    losses = oracle.Losses(gamma=0.9, reward_scale=3.0, sigma=0.4, clip=0.5, alpha=alpha, beta=beta)
     assert float(agent.loss(data, weights).loss) == pytest.approx(
         sum(losses(agent, data, noise, weights.numpy())), rel=1e-5
     )
@@ -64,6 +64,19 @@ def test_losses_are_the_papers(alpha, length):
     extra = agent.loss(data).extra
     assert float(extra['critic_loss']) == pytest.approx(critic, rel=1e-5)
     assert float(extra['actor_loss']) == pytest.approx(actor, rel=1e-5)
+
+
+def _cut_off(data, item):
+    """The episode of one of the items is cut off with its last step: no action follows."""
+    types, following = data.step_type.numpy(), data.next_step_type.numpy()
+    types[item, -1] = following[item, -2] = ts.StepType.LAST
+    following[item, -1] = ts.StepType.FIRST
+    return data._replace(step_type=tf.constant(types), next_step_type=tf.constant(following))
+
+
+def test_critics_with_normalized_layers_are_those_of_rebrac():
+    agent = _agent(critic_layer_norm=True)
+    assert len(agent._critics.trainable_variables) == len(_agent()._critics.trainable_variables) + 2
 
 
 def test_actor_and_targets_are_updated_each_second_step():

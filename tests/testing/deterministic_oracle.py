@@ -1,8 +1,9 @@
-"""The losses of TD3, TD3+BC and DDPG in float64 numpy, computed from an agent's weights."""
+"""The losses of TD3, TD3+BC, ReBRAC and DDPG in float64 numpy, computed from an agent's weights."""
 
 import dataclasses
 
 import numpy as np
+from tf_agents.trajectories import time_step as ts
 
 from tests.agents import oracles
 
@@ -26,6 +27,7 @@ class Losses:
     sigma: float
     clip: float
     alpha: float | None
+    beta: float = 0.0  # of the items whose last row has an action
 
     def __call__(self, agent, data, noise, weights):
         """Returns the losses of the critics and of the actor: weighted means over a batch [B, n + 1, ...]."""
@@ -48,6 +50,8 @@ class Losses:
         smoothed = act(agent._target_actor, last) + half * np.clip(self.sigma * noise, -self.clip, self.clip)
         smoothed = np.clip(smoothed, low, high)
         bootstrap = np.min([value(critic, last, smoothed) for critic in oracles.members(agent._target_critics)], axis=0)
+        follows = np.asarray(data.step_type)[:, -1] != ts.StepType.LAST
+        bootstrap -= self.beta * follows * (((smoothed - action[:, -1]) / half) ** 2).mean(axis=1)
         targets = self.reward_scale * returns + self.gamma**num_steps * bootstrap
         critic_losses = sum((targets - value(critic, first, taken)) ** 2 for critic in oracles.members(agent._critics))
         own = act(agent._actor, first)

@@ -21,6 +21,7 @@ from tflearn.agents.td3 import TD3Loss
 from tflearn.core.experience import BatchItems, Experience, Uniform
 from tflearn.core.settings import Finite, Fraction, NonNegativeFloat, PositiveFraction, checked
 from tflearn.core.types import Agent
+from tflearn.networks.critics import CriticOptions
 from tflearn.optimization import schedules
 
 EXPERIENCE = Experience(
@@ -54,6 +55,6 @@ def make_agent(
     loss = TD3Loss(gamma, reward_scale, policy_delay=1, target_policy_noise=0.0)
     network = td3.checked_network(problem, 'DDPG', (400, 300))
     optimizers = problem.optimizers({'critic': 1e-3, 'actor': 1e-4})
-    networks = td3.make_networks(problem.specs, network, num_critics=1)
+    networks = td3.make_networks(problem.specs, network, CriticOptions(1))
     noise = (exploration_noise, exploration_damping)
     return td3.DeterministicAgent(problem, *networks, optimizers, loss, target_update_tau, noise)

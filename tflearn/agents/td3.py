@@ -1,4 +1,4 @@
-"""TD3, twin delayed deep deterministic policy gradients, for continuous actions; and TD3+BC, for recorded data.
+"""TD3, twin delayed deep deterministic policy gradients, for continuous actions; TD3+BC and ReBRAC, for recorded data.
 
 Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods" (arXiv
 1802.09477, algorithm 1). With the actor mu, the critics Q_1 and Q_2, their slowly updated targets
@@ -14,11 +14,19 @@ equations 5 and 6), adds the distance from the data's action, with alpha:
 
   actor loss = - lambda Q_1(s, mu(s)) + mean(((mu(s) - a) / h)^2)          lambda = alpha / mean |Q_1(s, a)|
 
+Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement Learning" (arXiv
+2305.09836, ReBRAC), takes a distance from the targets too, with a weight of its own, and normalizes
+the critics' layers (Ba et al. 2016). With the data's next action a+, and beta:
+
+  y = r + gamma (min_i Q'_i(s', a') - beta mean(((a' - a+) / h)^2))
+
+Its distances are sums over the A numbers of an action, and its lambda is 1 / mean |Q|: its beta_1
+is 1 / (A alpha) here, and its beta_2 is beta / A.
+
 Differs from the papers: layers, learning rates and batch size are those of the authors' later code,
-256-256, 3e-4 and
-256. The mean of equation 6 is over the data's actions as there; the authors' code takes the
-  actor's. The mean of the
-distance is over the batch and the action's numbers, as in that code.
+256-256, 3e-4 and 256. The mean of equation 6 is over the data's actions as there; the authors' code
+takes the actor's. The mean of the distance is over the batch and the action's numbers, as in that
+code. ReBRAC's code has the least critic in the actor's loss, and normalizes after each activation.
 
 TF-Agents' Td3Agent is not used: it neither scales the target's noise to the bounds nor clips its
 sum with the action, takes means over a replica's own batch, and applies gradients in a branch,
@@ -32,6 +40,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.policies import actor_policy
 from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents import actor_critic, parts
@@ -72,6 +81,9 @@ class TD3Loss:
         share.
       behavior_cloning_alpha: TD3+BC's alpha, the weight of the values beside the distance from the
         data's actions; the paper's is 2.5. For training from files; None has no such distance.
+      target_cloning_beta: ReBRAC's beta, in the unit of scaled returns: the weight of the distance of
+        the targets' actions from the data's next ones. Those at the end of an episode that was cut
+        off are not known, and have none.
     """
 
     gamma: Fraction = 0.99
@@ -80,6 +92,7 @@ class TD3Loss:
     target_policy_noise: NonNegativeFloat = 0.2
     target_policy_noise_clip: NonNegativeFloat = 0.5
     behavior_cloning_alpha: PositiveFloat | None = None
+    target_cloning_beta: NonNegativeFloat = 0.0
 
 
 def smoothed_actions(actions: tf.Tensor, noise: tf.Tensor, bounds: tuple[Any, Any], options: TD3Loss) -> tf.Tensor:
@@ -121,7 +134,14 @@ EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)
 )
 
-EXAMPLE = Example(('continuous',), variants={'td3_bc': {'settings': {'loss': TD3Loss(behavior_cloning_alpha=2.5)}}})
+_REBRAC = TD3Loss(behavior_cloning_alpha=2.5, target_cloning_beta=0.1)
+EXAMPLE = Example(
+    ('continuous',),
+    variants={
+        'td3_bc': {'settings': {'loss': TD3Loss(behavior_cloning_alpha=2.5)}},
+        'rebrac': {'settings': {'loss': _REBRAC, 'critic_layer_norm': True}},
+    },
+)
 
 
 @checked
@@ -133,12 +153,14 @@ def make_agent(
     target_update_tau: PositiveFraction = 0.005,
     exploration_noise: NonNegativeFloat | schedules.Schedule = 0.1,
     exploration_damping: PositiveFraction = 1.0,
+    critic_layer_norm: bool = False,
 ) -> Agent:
     """Makes a TD3 agent for continuous actions, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
     Args:
       network: the layers of actor and critics; (256, 256) units each; without memory.
       optimizer: the optimizers of `critic` and `actor`; 3e-4, not clipped.
+      critic_layer_norm: whether the critics' features are normalized, as ReBRAC's are.
 
     Raises:
       ValueError: if the action is not of floats with bounds, the experience is a queue, or a number
@@ -146,7 +168,7 @@ def make_agent(
     """
     network = checked_network(problem, 'TD3', (256, 256))
     optimizers = problem.optimizers({'critic': 3e-4, 'actor': 3e-4})
-    networks, target_actor = make_networks(problem.specs, network, num_critics=2)
+    networks, target_actor = make_networks(problem.specs, network, CriticOptions(2, layer_norm=critic_layer_norm))
     noise = (exploration_noise, exploration_damping)
     return DeterministicAgent(problem, networks, target_actor, optimizers, loss, target_update_tau, noise)
 
@@ -170,7 +192,7 @@ def checked_network(problem: Problem, algorithm: str, units: tuple[int, ...]) ->
 
 
 def make_networks(
-    specs: EnvironmentSpecs, network: NetworkOptions, num_critics: int
+    specs: EnvironmentSpecs, network: NetworkOptions, options: CriticOptions
 ) -> tuple[actor_critic.Networks, DeterministicActor]:
     """Makes the agent's networks and their variables, and the actor of the targets, within the strategy's scope."""
     actors = [DeterministicActor(specs.observation, specs.action, network, name) for name in ('Actor', 'TargetActor')]
@@ -178,7 +200,7 @@ def make_networks(
         actor.create_variables()
     numbers = sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs.action))
     joined = tf.TensorSpec((numbers,), tf.float32, 'action')
-    critics = critics_lib.make(specs.observation, joined, network, CriticOptions(num_critics))
+    critics = critics_lib.make(specs.observation, joined, network, options)
     return actor_critic.Networks(actors[0], *critics), actors[1]
 
 
@@ -281,7 +303,7 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         taken = self._join(batch.action)
 
         def critic_loss(_: parts.Metrics) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            bootstraps = self._bootstraps(batch)
+            bootstraps = self._bootstraps(batch, experience)
             values = tf.squeeze(self._critics(batch.observation, taken, training), axis=2)
             losses, metrics = actor_critic.critic_loss(batch, bootstraps, values)
             metrics = metrics | {'value': values[:, 0]}
@@ -310,9 +332,16 @@ class DeterministicAgent(actor_critic.ActorCriticAgent):
         """Returns standard normal noise for the targets' actions."""
         return self._draws.normal(tf.shape(actions))
 
-    def _bootstraps(self, batch: actor_critic.Transitions) -> tf.Tensor:
+    def _bootstraps(self, batch: actor_critic.Transitions, experience: Any) -> tf.Tensor:
         """Returns the values of the next observations, float32 [B]."""
         action = self._join(self._target_actor(batch.next_observation)[0])
         if self._options.target_policy_noise:
             action = smoothed_actions(action, self._noise(action), self._bounds(), self._options)
-        return tf.reduce_min(self._target_critics(batch.next_observation, action), axis=[1, 2])
+        values = tf.reduce_min(self._target_critics(batch.next_observation, action), axis=[1, 2])
+        if self._options.target_cloning_beta:
+            taken = self._join(tf.nest.map_structure(lambda leaf: leaf[:, -1], experience.action))
+            # Where an episode ends after the first row, no action follows.
+            follows = tf.reduce_all(experience.next_step_type[:, 1:] != ts.StepType.FIRST, axis=1)
+            penalties = self._options.target_cloning_beta * distances(action, taken, self._bounds())
+            values -= tf.where(follows, penalties, 0.0)
+        return values
