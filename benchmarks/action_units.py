@@ -41,6 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         'loss': sac.SACLoss(burn_in_steps=0),
     },
     'cql': {'optimizer': _SLOW, 'conservative': Conservative(0.01)},
+    'cal_ql': {'optimizer': _SLOW, 'conservative': Conservative(0.01, calibrated=True)},
     'ddpg': {'optimizer': _SLOW},
     'tqc': {'truncated': Truncated(5, 1)},
     'td3_bc': {
@@ -62,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     'awac': {'loss': awac.AWACLoss(temperature=0.01)},
 }
 # Those that learn from actions of another policy; the others act themselves.
-RECORDED, EXPERT = ('cql', 'td3_bc', 'rebrac', 'iql', 'awac'), ('bc',)
+RECORDED, EXPERT = ('cql', 'cal_ql', 'td3_bc', 'rebrac', 'iql', 'awac'), ('bc',)
 AGENTS = {name: each for name, each in ALGORITHMS.items() if 'continuous' in each.example.actions}
 
 

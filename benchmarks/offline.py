@@ -83,6 +83,7 @@ TASKS = {
             'BC': ('bc_pendulum',),
             'IQL': ('iql_pendulum',),
             'CQL': ('cql_pendulum',),
+            'Cal-QL': ('cal_ql_pendulum',),
             'TD3+BC': ('td3_bc_pendulum',),
             'ReBRAC': ('rebrac_pendulum',),
             'AWAC': ('awac_pendulum',),

@@ -13,6 +13,7 @@ from tests.testing.algorithms import ALGORITHMS
 from tflearn.agents.td3 import TD3Loss
 from tflearn.core.types import EnvironmentSpecs
 from tflearn.networks.networks import NetworkOptions
+from tflearn.optimization.conservative import Conservative
 from tflearn.optimization.optimizers import OptimizerOptions
 
 STEPS, EPISODES, BATCH, TRAIN_STEPS = 5, 400, 128, 400
@@ -26,6 +27,7 @@ SHARE_OF_RANDOM = {'random': 1.0, 'medium': 0.6, 'expert': 0.0}
 SETTINGS = {
     'discrete_cql': {'conservative_weight': 0.1, 'target_update_period': 20},
     'rebrac': {'loss': TD3Loss(behavior_cloning_alpha=1.0, target_cloning_beta=0.1), 'target_update_tau': 0.05},
+    'cal_ql': {'conservative': Conservative(1.0, num_actions=4, calibrated=True), 'target_update_tau': 0.05},
     'bc': {'normalize_observations': False},
 }
 
@@ -99,7 +101,7 @@ def _learned(name, kind, quality):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('name', 'kind'), [('discrete_cql', 'discrete'), ('rebrac', 'continuous')]
+    ('name', 'kind'), [('discrete_cql', 'discrete'), ('rebrac', 'continuous'), ('cal_ql', 'continuous')]
 )
 def test_more_is_learned_from_poor_data_than_cloning_has_of_them(name, kind):
     recorded = {quality: _episodes(kind, quality)[2].sum(axis=1).mean() for quality in SHARE_OF_RANDOM}

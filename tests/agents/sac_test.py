@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
 from tests.agents import example_data, oracles
@@ -19,8 +20,9 @@ SPECS = example_data.CONTINUOUS
 SMALL = {'network': NetworkOptions(fc_layer_params=(16,), critic_fc_layer_params=(16,))}
 
 
-def _agent(specs=SPECS, **changes):
-    agent = sac.make_agent(specs, create_train_step(), sac.EXPERIENCE, **SMALL | changes)
+def _agent(specs=SPECS, length=2, **changes):
+    experience = experiences.changed(sac.EXPERIENCE, sequence_length=length)
+    agent = sac.make_agent(specs, create_train_step(), experience, **SMALL | changes)
     agent.initialize()
     return agent
 
@@ -70,8 +72,8 @@ def test_target_networks_are_updated():
 # CQL as a setting of SAC.
 
 
-def _gaps(agent, data, actions, log_densities):
-    """Returns the sum of both critics' gaps [B], in float64."""
+def _gaps(agent, data, actions, log_densities, returns=None):
+    """Returns the sum of both critics' gaps [B], in float64; Cal-QL's with returns [B]."""
     observation, own = (np.asarray(part, np.float64)[:, 0] for part in (data.observation, data.action))
     total = 0.0
     for critic in oracles.members(agent._critics):
@@ -79,6 +81,9 @@ def _gaps(agent, data, actions, log_densities):
             critic.variables, np.concatenate([observation, action], axis=1)
         )[:, 0]
         drawn = np.stack([value(actions[:, k]) for k in range(actions.shape[1])], axis=1)
+        if returns is not None:
+            half = actions.shape[1] // 2
+            drawn[:, half:] = np.maximum(drawn[:, half:], returns[:, None])
         total += np.log(np.exp(drawn - log_densities).mean(axis=1)) - value(own)
     return total
 
@@ -106,6 +111,36 @@ def test_the_regularizer_is_the_papers(target):
         losses.append(float(each.loss(data, tf.constant(weights, tf.float32)).loss))
     of_weight = 0.0 if target is None else -5.0 * (weights * excess).mean() / 2
     assert losses[0] - losses[1] == pytest.approx(5.0 * (weights * excess).mean() + of_weight, rel=1e-3)
+
+
+def test_values_of_the_policys_actions_fall_to_the_return_of_the_data_in_cal_ql():
+    agent = _agent(conservative=Conservative(5.0, num_actions=3, calibrated=True), length=4)
+    data = example_data.sequences(agent, 8, 4)
+    # The first item's episode terminates in its second step, and then there are copies of its boundary row.
+    types, following, discount = (part.numpy() for part in (data.step_type, data.next_step_type, data.discount))
+    types[0, 2:], following[0, 1], following[0, 2:] = ts.StepType.LAST, ts.StepType.LAST, ts.StepType.FIRST
+    discount[0, 1] = 0.0
+    data = data._replace(step_type=types, next_step_type=following, discount=discount, reward=2.0 * data.reward)
+    data = tf.nest.map_structure(tf.constant, data)
+    generator = np.random.default_rng(1)
+    actions, densities = generator.uniform(-1, 1, (8, 6, 2)), generator.normal(size=(8, 6))
+    agent._draw_others = lambda batch: (tf.constant(actions, tf.float32), tf.constant(densities, tf.float32))
+    reward = np.asarray(data.reward, np.float64)
+    returns = reward[:, 0] + 0.99 * reward[:, 1] + np.where(np.arange(8) > 0, 0.99**2 * reward[:, 2], 0.0)
+    batch = agent._transitions(data)
+    found = agent._excess_gaps(batch)
+    np.testing.assert_allclose(found, _gaps(agent, data, actions, densities, returns), rtol=1e-4)
+    assert (found > 1e-3 + _gaps(agent, data, actions, densities)).numpy().any()
+    # What else is learned is of the first step.
+    np.testing.assert_allclose(batch.reward, reward[:, 0], rtol=1e-6)
+    np.testing.assert_array_equal(batch.next_observation, data.observation[:, 1])
+
+
+def test_returns_need_items_of_several_steps():
+    with pytest.raises(ValueError, match='got Conservative.calibrated=True with Slicing.sequence_length=2; need an ep'):
+        _agent(conservative=Conservative(5.0, calibrated=True))
+    with pytest.raises(ValueError, match='got Conservative.calibrated=True with weight=0.0; need a weight above 0'):
+        Conservative(calibrated=True)
 
 
 def test_actions_are_drawn_from_the_densities_that_are_reported():

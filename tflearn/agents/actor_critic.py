@@ -157,6 +157,8 @@ class Transitions(NamedTuple):
       discount: float32 [R], of the value of `next_observation`; 0 where the episode terminated.
       next_observation: nest of [R, ...].
       counts: float32 [R], 0 for a row between two episodes, which has no action; else 1.
+      returns: float32 [R], the sum of the discounted rewards of all steps of an item; () if the
+        algorithm has no use for it.
     """
 
     observation: Any
@@ -165,6 +167,7 @@ class Transitions(NamedTuple):
     discount: tf.Tensor
     next_observation: Any
     counts: tf.Tensor
+    returns: Any = ()
 
 
 def of_n_steps(experience: Any, gamma: float, reward_scale: float) -> Transitions:

@@ -19,7 +19,8 @@ CQL (Kumar et al. 2020, arXiv 2006.04779) adds to the critics' loss, with the `g
 
 The integral over actions is estimated from N uniform actions and N of the policy, each divided by
 its density (appendix F). The authors' code also draws from the policy at the next observation, and
-leaves the entropy out of the targets; here they are SAC's.
+leaves the entropy out of the targets; here they are SAC's. `Conservative.calibrated` is Cal-QL,
+whose returns are without entropies.
 
 With memory, actor and critics have LSTMs of their own, trained on sequences after a burn-in, as in
 Ni et al. 2022, "Recurrent Model-Free RL Can Be a Strong Baseline for Many POMDPs" (arXiv
@@ -101,6 +102,10 @@ EXAMPLE = Example(
             'sequence_length': 5,
         },
         'cql': {'settings': {'conservative': Conservative(5.0, num_actions=2)}},
+        'cal_ql': {
+            'settings': {'conservative': Conservative(5.0, num_actions=2, calibrated=True)},
+            'sequence_length': 4,
+        },
     },
 )
 
@@ -122,8 +127,9 @@ def make_agent(
 
     Args:
       experience: the experience, of uniform or prioritized order; returns are of n steps, n =
-        sequence_length - 1, without the entropies of the steps between. With memory, sequences are
-        longer than `burn_in_steps` + 1, and the last row is only used for its observation.
+        sequence_length - 1, without the entropies of the steps between (1 step if calibrated).
+        With memory, sequences are longer than `burn_in_steps` + 1, and the last row is only used
+        for its observation.
       network: the layers of actor and critics; (256, 256) units each. With `lstm_size`, the first
         layer is before the memory of each network, the others after it.
       optimizer: the optimizers of `critic`, `actor`, `alpha`, and with a target gap `conservative`;
@@ -143,6 +149,11 @@ def make_agent(
         others = {'state_dependent_noise': state_dependent_noise, 'extra_loss': extra_loss}
         _check_memory(conservative, actor_network=actor_network, **others)
         parts.check_experience(problem.experience, 'SAC', True, loss.burn_in_steps)
+    if conservative.calibrated and problem.experience.slicing.sequence_length == 2:
+        raise UserValueError(
+            "got Conservative.calibrated=True with Slicing.sequence_length=2; need an episode's longest duration + 1: "
+            'the return is that of an item'
+        )
     networks = make_networks(problem.specs, network, critics_lib.CriticOptions(), actor_network, state_dependent_noise)
     rates = RATES if conservative.target_gap is None else {**RATES, 'conservative': 3e-4}
     optimizers = problem.optimizers(rates)
@@ -313,7 +324,12 @@ class SACAgent(ActorCriticAgent):
 
     def _transitions(self, experience: Any) -> Any:
         """Returns `actor_critic.Transitions`, or an extension, of sequences."""
-        return actor_critic.of_n_steps(experience, self._options.gamma, self._options.reward_scale)
+        scales = self._options.gamma, self._options.reward_scale
+        batch = actor_critic.of_n_steps(experience, *scales)
+        if not self._conservative.calibrated:
+            return batch
+        first = tf.nest.map_structure(lambda leaf: leaf[:, :2], experience)
+        return actor_critic.of_steps(first, *scales)._replace(returns=batch.reward)
 
     def _both_values(self, batch: Any, action: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the critics' values of the actions that were taken, and the targets' of the ones that follow."""
@@ -361,8 +377,11 @@ class SACAgent(ActorCriticAgent):
         values = self._critics(repeated, tf.reshape(actions, [-1, actions.shape[2]]))[..., 0]
         (taken,) = tf.nest.flatten(batch.action)
         own = tf.unstack(self._critics(batch.observation, taken)[..., 0], axis=1)
-        others = tf.unstack(tf.reshape(values, [-1, count, len(own)]), axis=2)
-        gaps = [conservative_lib.gap(*each, log_densities) for each in zip(others, own, strict=True)]
+        values = tf.reshape(values, [-1, count, len(own)])
+        if self._conservative.calibrated:
+            values = conservative_lib.calibrated(values, batch.returns)
+        pairs = zip(tf.unstack(values, axis=2), own, strict=True)
+        gaps = [conservative_lib.gap(*each, log_densities) for each in pairs]
         return tf.add_n(gaps) - len(own) * (self._conservative.target_gap or 0.0)
 
     def _draw_others(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
