@@ -169,6 +169,14 @@ def test_a_generation_that_fails_ends_it(tmp_path):
         (['--space=wrong.toml'], 'learning_rat'),
         (['--space=none.toml'], 'need a file that ends in .toml or .py'),
         (['--gin_bindings=train.StopConditions.num_train_steps = None'], 'got 10 generations of runs with a budget of'),
+        (
+            [
+                '--gin_bindings=from tflearn.jobs import evaluate_settings',
+                '--gin_bindings=evaluate.evaluate.options = @evaluate_settings.EvaluateOptions()',
+                "--gin_bindings=evaluate_settings.EvaluateOptions.limits = {'cost': 1.0}",
+            ],
+            "got EvaluateOptions.limits={'cost': 1.0}; need none",
+        ),
         (['--gin_bindings=train.StopConditions.num_train_steps = 9'], 'at least one for each generation'),
     ],
 )

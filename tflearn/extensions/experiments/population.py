@@ -80,6 +80,11 @@ class Population:
                 f'got {self.generations} generations of runs with a budget of {space.budget:g}; need max_env_steps or '
                 'num_train_steps, and at least one for each generation; set train.StopConditions'
             )
+        if space.limits:
+            raise UserValueError(
+                f'got EvaluateOptions.limits={space.limits}; need none, since members are ranked by one metric; '
+                'choose --metric, or search with tflearn tune'
+            )
         settings = {'budget': space.budget} | {name: value for name, value in vars(self).items() if name != 'search'}
         with runs.Runs(self.search.root_dir, self.search.mode, out) as its:
             study = self.search.open_study(its.root, space, **settings)
