@@ -18,9 +18,9 @@ _PACKED = ('.gz', '.zst')
 _BINARY = ('parquet', 'arrow')  # which pack their columns themselves
 _OF_SERVERS = ('decisions', 'outcomes')
 _NULL = '__HIVE_DEFAULT_PARTITION__'
-# Partitions of one source by time: year=2026/month=11, date=2026-11-01, dt=20261101, hour=2026-11-01T07.
 # Letters before a number or between two signs; a to f alone may be random digits.
 _WORD = re.compile(r'(?:^|(?<=[\W_]))(?![a-f]{3,}(?:[\W_]|$))[^\W\d_]+(?=[\W_]|$)|^[^\W\d_]+')
+# Partitions of one source by time: year=2026/month=11, date=2026-11-01, dt=20261101, hour=2026-11-01T07.
 _OF_TIME = re.compile(r'(year|month|week|day|hour|minute)=\d+|\w+=\d{4}-?\d\d(-?\d\d([T _-].*)?)?')
 
 
