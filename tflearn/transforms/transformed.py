@@ -329,7 +329,7 @@ def _check_rows(transforms: Sequence[Transform], slicing: Slicing) -> None:
 
 
 def _described(transform: Transform) -> str:
-    values = {
-        name.lstrip('_'): value for name, value in vars(transform).items() if isinstance(value, int | float | str)
-    }
+    # Of the experience, not of the transform: draws_per_step.
+    own = {name: value for name, value in vars(transform).items() if name != 'draws_per_step'}
+    values = {name.lstrip('_'): value for name, value in own.items() if isinstance(value, int | float | str)}
     return f'{type(transform).__name__}({", ".join(f"{name}={value!r}" for name, value in values.items())})'
