@@ -118,9 +118,9 @@ def _declared() -> Iterator[tuple[str, Any, dict[str, settings.Rule]]]:
 def _outside(rule: settings.Rule) -> Iterator[Any]:
     """Yields values just outside of what a rule accepts, and of other kinds."""
     for kind, bounds in rule.ranges.items():
-        step = 1 if kind is int else 1e-9
-        yield from (kind(bounds.least - step) for _ in [0] if math.isfinite(bounds.least))
-        yield from (kind(bounds.most + step) for _ in [0] if math.isfinite(bounds.most))
+        step = lambda bound: 1 if kind is int else max(1e-9, 1e-9 * abs(bound))  # noqa: B023, E731
+        yield from (kind(bound - step(bound)) for bound in [bounds.least] if math.isfinite(bound))
+        yield from (kind(bound + step(bound)) for bound in [bounds.most] if math.isfinite(bound))
         yield from (kind(bound) for bound in (bounds.above, bounds.below) if math.isfinite(bound))
         yield from () if kind is int else (math.nan, math.inf)
     for value in (None, True, 'other', (), 1j):

@@ -1,6 +1,7 @@
 """What the server of a replay backend is, and how one is started, see `backend`."""
 
 import abc
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -48,9 +49,9 @@ class Server(abc.ABC):
         self._checkpoints.clean()
         self.restored: pathlib.Path | None = self._checkpoints.chosen(restore)
         if self._start(port, address) and self.restored:
-            sizes = {name: table.size for name, table in self.counts().items()}
-            secs = time.monotonic() - start
-            logging.info('restored the replay from %s in %.1f s: items %s', self.restored, secs, sizes)
+            logging.info('restored the replay from %s in %.1f s', self.restored, time.monotonic() - start)
+            with contextlib.suppress(TimeoutError):  # it serves, and is busy
+                logging.info('restored items: %s', {name: table.size for name, table in self.counts().items()})
 
     def _describe(self) -> dict[str, Any]:
         """Returns the settings of the tables by name, as JSON values."""
