@@ -125,6 +125,8 @@ class Supervisor:
             for process in self._processes:
                 if self._is_due(process):
                     process.start()
+            if self._status:  # in each turn, so that the launch's last restarts count too
+                self._status.update('running', restarts={each.job.name: each.restarts for each in self._processes})
             self._show()
             self._pause.wait(POLL_SECS)
         return None
@@ -257,8 +259,6 @@ class Supervisor:
         secs = time.monotonic() - self._started_at
         if secs >= self._next_show_secs:
             self._next_show_secs = secs + SHOW_INTERVAL_SECS
-            if self._status:
-                self._status.update('running', restarts={each.job.name: each.restarts for each in self._processes})
             report = RunReport(tuple(process.report() for process in self._processes), secs)
             self._show_safely(lambda: self._view.show(report))
             for process, its in zip(self._processes, report.jobs, strict=True):

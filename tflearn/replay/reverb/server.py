@@ -69,6 +69,7 @@ class ReplayServer(servers.Server):
         self._port_holder = _hold_port(port)
 
     def _start(self, port: int, address: str) -> bool:
+        port = self._port_holder.getsockname()[1]  # Reverb itself would take one that another server may take, too
         try:
             with stderr.without(READING):
                 self._server = library.start_server(self._made, port, self._checkpoints.unfinished, self.restored)
