@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 
-from tests.testing import forked_workers, lanes, without_extensions
+from tests.testing import forked_workers, lanes, warm_parents, without_extensions
 
 # TFLEARN_TEST_SEED=N scripts/test: the same tests with other random numbers.
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
@@ -126,6 +126,13 @@ def _seed(name):
     """
     with mock.patch.object(context.pywrap_tfe, 'TFE_ContextClearCaches'):
         tf.keras.utils.set_random_seed(zlib.crc32(f'{SEED} {name}'.encode()))
+
+
+@pytest.fixture
+def forked_checks():
+    """Forks what checks the configuration of a run, where this process starts it."""
+    with warm_parents.forked(warm_parents.loaded()):
+        yield
 
 
 @pytest.fixture(autouse=True, scope='module')

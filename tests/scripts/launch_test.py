@@ -19,6 +19,8 @@ from tflearn.config import files
 from tflearn.core.errors import UserError
 from tflearn.files.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures('forked_checks')
+
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0
 # What a job's program is here: it writes its flags down, and evaluate ends the run when all have.
@@ -51,13 +53,6 @@ def launch(*flags, cwd, package='scripts', path=CHECKOUT):
     except subprocess.TimeoutExpired as error:
         logs = [f'{log}:\n{log.read_text()}' for log in sorted(cwd.glob('run/logs/*.log'))]
         pytest.fail('\n'.join([str(error), *logs]))
-
-
-@pytest.fixture(autouse=True)
-def _forked_checks():
-    """Forks what checks the configuration of a run, where this process starts it."""
-    with warm_parents.forked(warm_parents.loaded()):
-        yield
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ import optuna
 import pytest
 
 from tests.extensions.experiments.quick_population import CLIP, NETWORK, RATE, RUN, SPACE, population
-from tests.testing import forks, warm_parents
+from tests.testing import forks
 from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.actors import evaluation_record
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.experiments import runs
 from tflearn.files.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures('forked_checks')
 
 DEADLINE_SECS = 120.0
 
@@ -26,13 +28,6 @@ def trials(search):
 
 def returns(search, number):
     return [each['mean_return'] for each in evaluation_record.read(RunDir(search / f'trial_{number}').evaluations)]
-
-
-@pytest.fixture(autouse=True)
-def _forked_checks():
-    """Forks what checks the configuration, where this process starts it."""
-    with warm_parents.forked(warm_parents.loaded()):
-        yield
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ BUDGET = 'train.StopConditions.max_env_steps = 900'
 # learned. A rate above 0.05 fails. With the file `hold_200` beside the search a run waits before its evaluation at 200
 # steps.
 RUN = """
-import json, math, pathlib, signal, sys, time
+import json, math, pathlib, signal, sys
 from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.core.waiting import wait_until
 from tflearn.files.run_dir import RunDir, read_json, write_json
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
@@ -37,8 +38,8 @@ record, path = EvaluationRecord(run_dir.evaluations), run_dir.checkpoints / 'sta
 state = read_json(path) or {'steps': 0, 'learned': 0.0}
 while state['steps'] < int(end):
     state = {'steps': state['steps'] + 100, 'learned': state['learned'] + 5 - abs(math.log10(rate) + 3)}
-    while (run_dir.root.parent.parent / f"hold_{state['steps']}").exists():
-        time.sleep(0.01)
+    hold = run_dir.root.parent.parent / f"hold_{state['steps']}"
+    wait_until(lambda: not hold.exists(), 'the test', 240.0, poll_secs=0.01)
     if 100 * len(record.evaluations) < state['steps']:
         record.append({'train_step': state['steps'], 'env_steps': state['steps'], 'mean_return': state['learned'],
                        'returns': [state['learned']]})

@@ -10,13 +10,15 @@ import pytest
 from matplotlib import image
 
 from tests.extensions.experiments.quick_search import BUDGET, RATE, RUN, SPACE, tuning
-from tests.testing import forks, warm_parents
+from tests.testing import forks
 from tests.testing.jobs import SMALL_BINDINGS
 from tflearn.config import files, job_config
 from tflearn.core.waiting import wait_until
 from tflearn.extensions.experiments import runs
 from tflearn.extensions.experiments.tuning import Tuning, read_space, resolve_space, run_finals
 from tflearn.files.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures('forked_checks')
 
 DEADLINE_SECS = 240.0
 
@@ -26,13 +28,6 @@ def trials(folder):
         optuna.storages.journal.JournalFileBackend(str(folder / 'search' / 'study.journal'))
     )
     return optuna.load_study(study_name='study', storage=storage).trials
-
-
-@pytest.fixture(autouse=True)
-def _forked_checks():
-    """Forks what checks the configuration of each trial, where this process starts it."""
-    with warm_parents.forked(warm_parents.loaded()):
-        yield
 
 
 @pytest.fixture
